@@ -147,7 +147,9 @@ class Communicator(Planned, GuardedIntracomm):
 
     def _persist(self, method: CollectiveMethod, args: Args, info: MPI.Info, stream: Any) -> MPI.Prequest:
         """A persistent call: ours on GPU memory, MPI's own on the host's."""
-        ours = self._initialised() and ((child := self._unopened()) is None or not child.may_wait(args))
+        if (child := self._unopened()) is not None:
+            child.check_alive()
+        ours = self._initialised() and (child is None or not child.may_wait(args))
         held = self._dispatcher().persist(method, args, stream) if ours else None
         if held is not None:
             return held
@@ -158,7 +160,7 @@ class Communicator(Planned, GuardedIntracomm):
     # ---- communicators from this one
 
     def Dup(self, info: MPI.Info | None = None) -> Communicator:
-        """A duplicate."""
+        """A duplicate, which opens at its first call of ours, as all communicators do that are made from this one."""
         return cast(Communicator, self._made("Dup()", super().Dup, info))
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Communicator, MPI.Request]:

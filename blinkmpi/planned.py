@@ -130,11 +130,13 @@ class Planned(Collectives):
             ArgumentError: on every rank, if there is one already; without an argument, if there is none.
             DeviceError: if a rank has no GPU, room or C compiler; the others raise a RemoteError.
         """
+        from .runtime.cuda.memory import make_pool, pool_of
+
+        if nbytes is None and self._unopened() is not None:
+            return pool_of(None)
         dispatcher = self._dispatcher()
         dispatcher.check_alive()
         gpus = self.context.cuda()
-        from .runtime.cuda.memory import make_pool, pool_of
-
         if nbytes is None:
             return pool_of(gpus)
         return make_pool(gpus, nbytes, lambda what: _together(dispatcher, what, lambda: None))

@@ -93,6 +93,8 @@ def test_what_a_communicator_knows_of_itself_before_it_opens(comm: MPI.Intracomm
             assert child.stats().calls == 0
             assert (child.stats().rank, child.stats().n) == (child.rank, comm.size)
             child.check()
+            with pytest.raises(ArgumentError, match="no memory pool"):
+                child.memory_pool()
             said, line = child.explain("allreduce", 1 << 20), child.plan_line("broadcast", 1)
             assert not opened(child)
         total(child)
