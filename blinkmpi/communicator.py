@@ -138,6 +138,8 @@ class Communicator(Planned, GuardedIntracomm):
         if not self._initialised():
             return Invocation(method, args).begin(self)
         if (child := self._unopened()) is not None and child.may_wait(args):
+            if self._ready is None and child.begun is None and child.dead is None:
+                child.begun = child.comm.Idup()
 
             def work() -> None:
                 self._open(child, timeout).start(method, args, timeout, stream).Wait()
@@ -291,10 +293,12 @@ class Communicator(Planned, GuardedIntracomm):
         if self._ready is None:
             child.timeout_s = timeout if is_time(timeout) else None
             try:
-                self._ready = Dispatcher(partial(MpiRanks, self), child.options, child)
-            except DEAD as error:
-                child.dead = error
-                end_job_at_exit(str(error))
+                self._ready = Dispatcher(partial(MpiRanks, self, begun=child.begun), child.options, child)
+            except BaseException as error:
+                child.begun = None
+                if isinstance(error, DEAD):
+                    child.dead = error
+                    end_job_at_exit(str(error))
                 raise
         return self._ready
 

@@ -21,6 +21,7 @@ from ..planning.on_demand import Planned
 from ..planning.plan import Plan
 from ..topology.model import Topology
 from ..transport.host.capabilities import Known
+from ..transport.network.exchanges import BegunDup
 from ..util.lru import LRU
 from ..util.settings import LogOnce, Settings
 from ..util.shared_memory import SharedFile
@@ -100,6 +101,7 @@ class Child:
         self.timeout_s: float | None = None  # of the call that opens it
         self.dead: BaseException | None = None
         self.thread = ProgressThread()  # which opens it, where the first call does not block
+        self.begun: BegunDup | None = None  # by the user's thread, which orders MPI's collectives on it
 
     def check_alive(self) -> None:
         """Raise PeerLost if it can never open."""

@@ -129,6 +129,14 @@ def test_a_first_call_that_does_not_block_waits_for_no_rank(comm: MPI.Intracomm)
         other.Iallreduce(np.ones(2), w := np.empty(2), op).Wait()
         assert (w == comm.size).all()
         op.Free()
+        for _ in range(5):  # what is MPI's own goes on beside it, in the order of the user's calls
+            beside = ours.Dup()
+            request = beside.Iallreduce(MPI.IN_PLACE, w := np.full(10, comm.rank + 1.0))
+            assert beside.allgather(comm.rank) == list(range(comm.size))
+            assert beside.bcast(comm.rank, root=last) == last
+            request.Wait()
+            assert (w == comm.size * (comm.size + 1) / 2).all()
+            beside.Free()
         with pytest.raises(BlinkError):  # the arguments are looked at when all are there
             ours.Dup().Ibcast(np.ones(2), root=comm.size).Wait()
         other.Free()

@@ -9,7 +9,7 @@ from mpi4py import MPI, run
 from ...errors import CollectiveTimeout, PeerLost
 from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
-from ...transport.network.exchanges import BoundedComm, duplicate, introduce
+from ...transport.network.exchanges import BegunDup, BoundedComm, duplicate, introduce
 from ...transport.slow_waits import SlowWaits
 from ...util.settings import Settings, log
 from ..bootstrap import Options, first_deadline, own_settings, virtual_node
@@ -44,11 +44,12 @@ class MpiRanks:
 
     Args:
         comm: the Communicator.
+        begun: the duplicate and its request, where that was begun before.
     """
 
-    def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous) -> None:
+    def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous, begun: BegunDup | None = None) -> None:
         self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
-        self.private = duplicate(self.public, rendezvous)
+        self.private = duplicate(self.public, rendezvous, begun)
         self.together = BoundedComm(self.private, rendezvous)
         self._node: MPI.Intracomm | None = None
 

@@ -21,6 +21,7 @@ from .bounded import Begun, Bounded, Rendezvous
 
 FAILED = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 SHORT = 56  # bytes of a rank that go with their length
+BegunDup = tuple[MPI.Intracomm, MPI.Request]
 TAGS = 32768  # that any MPI has
 ABANDONED: list[object] = []  # requests that were given up, and their memory, which MPI may still write
 _made: dict[str, int] = {}  # communicators of the same ranks that this process has made
@@ -67,9 +68,9 @@ class BoundedComm(Bounded):
         """Return when all have come."""
         self._do("Ibarrier")
 
-    def Dup(self) -> MPI.Intracomm:
-        """A duplicate, for messages."""
-        comm, request = self.comm.Idup()
+    def Dup(self, begun: BegunDup | None = None) -> MPI.Intracomm:
+        """A duplicate, for messages; ``begun``: which MPI is making."""
+        comm, request = begun or self.comm.Idup()
         self.wait(request, comm)
         return MPI.Intracomm(comm)
 
@@ -118,9 +119,13 @@ def world_ranks(comm: MPI.Intracomm) -> list[int]:
     return found
 
 
-def duplicate(comm: MPI.Intracomm, rendezvous: Rendezvous) -> MPI.Intracomm:
-    """A duplicate of a communicator of the user's, made when all its ranks have come; nothing else is sent on it."""
-    return BoundedComm(comm, rendezvous).Dup()
+def duplicate(comm: MPI.Intracomm, rendezvous: Rendezvous, begun: BegunDup | None = None) -> MPI.Intracomm:
+    """A duplicate of a communicator of the user's, made when all its ranks have come; nothing else is sent on it.
+
+    Args:
+        begun: the duplicate and its request, where that was begun before.
+    """
+    return BoundedComm(comm, rendezvous).Dup(begun)
 
 
 def meet(private: MPI.Intracomm, ranks: list[int], rendezvous: Rendezvous, tag: int) -> None:
