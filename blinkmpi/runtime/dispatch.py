@@ -302,7 +302,7 @@ class Dispatcher:
         try:
             rule, program = self._program(ready.call, blocking)
         except NoRoom as full:
-            if invocation.method.grouped:
+            if invocation.method.grouped or self.context.options.strict:
                 return RefusedCall(self.host, full, deadline)
             self.context.warn_once(f"MPI's own collectives carry the calls, because {full}")
             delegated = DelegatedToMPI(str(full))

@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import ArgumentError, BlinkError, MismatchError, PeerLost, TopologyError
+from blinkmpi.errors import ArgumentError, BlinkError, MismatchError, PeerLost, RemoteError, TopologyError
 from blinkmpi.runtime.children import SETS
 from blinkmpi.top.find import windows
 from blinkmpi.top.look import look
@@ -436,7 +436,11 @@ def test_a_strict_child_without_room_is_an_error_on_all_ranks(comm: MPI.Intracom
         child = ours.Dup()
         with no_room() if comm.rank == 1 else no_room(1 << 30), pytest.raises(TopologyError, match="needs at least"):
             child.Barrier()
-        total(child)  # there is room now
+        child.Barrier()  # there is room now
+        full = pytest.raises(TopologyError if comm.rank == 1 else RemoteError, match="no room for slots")
+        with no_room() if comm.rank == 1 else no_room(1 << 30), full:
+            total(child, 1000)
+        total(child, 1000)
         child.Free()
 
 
