@@ -23,7 +23,7 @@ from ..python_stacks import ASK_SECONDS, CAME_TO, ask, close_service, open_servi
 from ..slow_waits import SlowWaits, stacks_of
 
 LOOK_SECONDS = 0.2  # how often a wait looks after the others
-SPINS = 256  # polls before the core is yielded
+SPINS = 2048  # polls before the core is yielded, about a millisecond, where each rank has one
 SPIN_SECONDS = 0.05  # a wait polls without sleeping for so long
 GONE_SECONDS = 1.0  # after which a process that has ended counts as lost, if its part is still owed
 WORK_SECONDS = 30.0  # that a rank may be at work between two exchanges of one rendezvous, whatever timeout= says
@@ -146,10 +146,11 @@ class Bounded(ABC):
     def _poll(self, begun: Begun) -> None:
         since = looked = time.monotonic()
         polls, gone_since, slow = 0, 0.0, False
+        spins = SPINS if self.size <= len(os.sched_getaffinity(0)) else 0
         while not begun.Test():
             polls += 1
             if polls % 64 and not slow:
-                if polls > SPINS:
+                if polls > spins:
                     os.sched_yield()
                 continue
             now = time.monotonic()
