@@ -209,6 +209,7 @@ def _unnamed(nbytes: int, limited: bool) -> int:
     try:
         file = os.open(SHM, os.O_TMPFILE | OPEN, 0o600) if limited else os.memfd_create(PREFIX, os.MFD_CLOEXEC)
         try:
+            os.fchmod(file, 0o600)  # others could only reach memory without a file system through /proc
             os.ftruncate(file, nbytes)
         except OSError:
             os.close(file)

@@ -131,6 +131,19 @@ def test_memory_of_a_file_goes_with_its_last_view_and_its_pages_when_they_are_gi
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_memory_that_no_file_system_limits_is_this_users_alone() -> None:
+    def work(comm: Any) -> tuple[int, int]:
+        file = shared_memory.shared_file(comm, PAGE, limited=False)
+        assert isinstance(file, int)
+        facts = os.fstat(file)
+        assert not os.readlink(f"/proc/self/fd/{file}").startswith(SHM)
+        os.close(file)
+        return facts.st_mode & 0o777, facts.st_ino
+
+    assert len(set(results(work))) == 1
+    assert results(work)[0][0] == 0o600
+
+
 def test_a_file_has_no_room_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int, at: int, length: int) -> None:
         raise OSError(errno.ENOSPC if at else errno.EIO, "full")
