@@ -29,7 +29,7 @@ from ..transport.host.capabilities import Known
 from ..transport.host.host_program import HostProgram
 from ..transport.host.shared_window import NO_ROOM, Place, WindowLayout
 from ..transport.host.transport import HostTransport
-from ..transport.network.bounded import Rendezvous
+from ..transport.network.bounded import WORK_SECONDS, Rendezvous
 from ..transport.slow_waits import SlowWaits
 from ..util.cache_folder import cache_dir
 from ..util.lru import LRU
@@ -159,6 +159,8 @@ class Context(Outlook):
     def _inherit(self, child: Child) -> None:
         """Take over what the parent's ranks have found out, and open the transports."""
         parent, firsts = child.parent, child.firsts
+        if parent.why_no_gpus is not None:
+            self.rendezvous.work_s = 0.0  # nobody has work to do between two exchanges
         self.nodes, self.machine, self.emulated, self.place = child.nodes, child.machine, parent.emulated, parent.place
         self.node = self.ranks.of_nodes(firsts)
         layout, at = WindowLayout(self.rank, firsts, parent.arena_bytes), -1
@@ -176,6 +178,7 @@ class Context(Outlook):
         else:
             self.why_no_gpus = parent.why_no_gpus
         self._open_host(parent.known.of(child.ranks), place)
+        self.rendezvous.work_s = WORK_SECONDS  # rank 0 may have to plan
         self.planned = self._host_plans(known if len({digest for digest, _ in told}) == 1 else None)
         parent.plans.put(child.ranks, self.planned.known)
 

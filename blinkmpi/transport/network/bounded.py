@@ -41,7 +41,7 @@ class Rendezvous:
     """What is being done by some exchanges, and how long the ranks may take: shared by the communicators that do it.
 
     A rank must come to the first exchange within ``timeout_s``. Then all are known to be there, and one that runs may
-    compile or plan for ``WORK_SECONDS``, though ``timeout_s`` is less; one that is stopped may not.
+    compile or plan for ``work_s``, though ``timeout_s`` is less; one that is stopped may not.
     """
 
     def __init__(self, what: str, timeout_s: float, slow: SlowWaits) -> None:
@@ -49,6 +49,7 @@ class Rendezvous:
         self.give_up: Callable[[BaseException], object] = lambda _: None  # told of what ended an exchange
         self.check: Callable[[], object] = lambda: None  # raises what has ended it on another rank
         self.met = False  # whether all have come to the first exchange
+        self.work_s = WORK_SECONDS
 
     @contextmanager
     def doing(self, what: str, timeout_s: float) -> Iterator[None]:
@@ -174,7 +175,7 @@ class Bounded(ABC):
         if gone:
             raise PeerLost(f"{rendezvous.what}: {self._words(gone)}start the job again")
         late = waited_s >= rendezvous.timeout_s
-        if late and rendezvous.met and waited_s < WORK_SECONDS and not self._stopped():
+        if late and rendezvous.met and waited_s < rendezvous.work_s and not self._stopped():
             late = False
         if late:
             missing = self.missing()
