@@ -5,6 +5,9 @@ buffers. A time is that of one call between two barriers of MPI, of the slowest 
 A row is measured in several rounds that lie far apart in the run, and its ratio is the median of their ratios, so that
 what else the machine does for a moment counts little. With ``--hosts 2`` the ranks run on so many hosts, which are
 namespaces of this machine (as in ``hosts.py``), joined by unshaped virtual links. More ranks than cores are marked.
+
+``communicators``, beside the collectives, are ``Split`` and ``Dup`` with the ``Free`` behind them: without a call on
+the communicator, and with an Allreduce of 32 B, the first call of ours, which opens it.
 """
 
 import argparse
@@ -32,7 +35,10 @@ from blinkmpi.trees.tree import ROOTED  # noqa: E402
 SIZES = (8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 BARRIER = "barrier"
 OF_BLOCKS = {"gatherv": "Gatherv", "scatterv": "Scatterv", "allgatherv": "Allgatherv", "alltoallv": "Alltoallv"}
-COLLECTIVES = (*TEST_NAMES, *OF_BLOCKS, BARRIER)
+COMMUNICATORS = "communicators"
+COLLECTIVES = (*TEST_NAMES, *OF_BLOCKS, BARRIER, COMMUNICATORS)
+MADE: dict[str, Callable[[Any], Any]] = {"split": lambda comm: comm.Split(0, comm.rank), "dup": lambda comm: comm.Dup()}
+FIRST_CALLS = (0, 32)  # bytes of the call on a communicator before it is freed; 0: none
 DTYPE, OP = "float32", "sum"
 WARMUP = 3
 GOAL = 0.97  # of mpi4py's speed
@@ -45,7 +51,7 @@ def calls_of(n: int, collectives: Sequence[str], sizes: Sequence[int]) -> list[t
     """
     found: list[tuple[str, Call]] = []
     for name in collectives:
-        if name == BARRIER:
+        if name in (BARRIER, COMMUNICATORS):
             continue
         collective = collective_named(name.removesuffix("v") if name in OF_BLOCKS else name)
         op, root = OP if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
@@ -72,6 +78,7 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
         hosts: ranks of each host, to check where they run; empty for one host.
         repeats: rounds, and iterations of a row in each.
     """
+    import numpy as np
     from mpi4py import MPI
 
     from blinkmpi.bench.layout import Buffers, Layout
@@ -111,6 +118,19 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
         pair = [Contender(layout, comm.Barrier), Contender(layout, world.Barrier)]  # type: ignore[arg-type]
         note(BARRIER, 0, PLACES[0], measure(world, MPI, pair, timing))
 
+    def made(comm: Any, name: str, size: int) -> None:
+        sent, received = np.ones(size, np.uint8).view(DTYPE), np.zeros(size, np.uint8).view(DTYPE)
+
+        def once(parent: Any) -> None:
+            child = MADE[name](parent)
+            if size:
+                child.Allreduce(sent, received)
+            child.Free()
+
+        layout = Nothing()
+        pair = [Contender(layout, partial(once, parent)) for parent in (comm, world)]  # type: ignore[arg-type]
+        note(name, size, PLACES[0], measure(world, MPI, pair, timing))
+
     def note(collective: str, size: int, place: str, pair: Sequence[Any]) -> None:
         row = found.setdefault((collective, size, place), {"ours": [], "mpi": []})
         for side, one in zip(("ours", "mpi"), pair, strict=True):
@@ -119,14 +139,16 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
     with Communicator(world) as comm:
         todo: list[Callable[[], None]] = [partial(once, comm, *c, p) for c in calls for p in PLACES if has(c[1], p)]
         todo += [partial(barrier, comm)] if BARRIER in collectives else []
+        children = [(name, size) for name in MADE for size in FIRST_CALLS] if COMMUNICATORS in collectives else []
+        todo += [partial(made, comm, *child) for child in children]
         for _ in range(rounds):
             for work in todo:
                 work()
-        made = {"rows": [{"collective": c, "size": s, "place": p, **row} for (c, s, p), row in found.items()]}
-        made |= jobs.rank_facts(MPI, comm)
-        made["cores"] = len(os.sched_getaffinity(0))
+        facts = {"rows": [{"collective": c, "size": s, "place": p, **row} for (c, s, p), row in found.items()]}
+        facts |= jobs.rank_facts(MPI, comm)
+        facts["cores"] = len(os.sched_getaffinity(0))
     if world.rank == 0:
-        to.write_text(json.dumps(made), encoding="utf-8")
+        to.write_text(json.dumps(facts), encoding="utf-8")
 
 
 def has(call: Call, place: str) -> bool:
@@ -204,8 +226,11 @@ def document(args: argparse.Namespace, found: dict[str, Any], began: datetime) -
                             "hosts": args.hosts, "oversubscribed": args.n > found["cores"],
                             "niceness": os.nice(0), "load": os.getloadavg()[0]},
             "env": found["env"]}  # fmt: skip
+    rows = [row_of(row) for row in found["rows"]]
+    head["communicators"] = [row for row in rows if row["collective"] in MADE]
+    rows = [row for row in rows if row["collective"] not in MADE]
     statistic = "median over rounds of the median over iterations of the slowest rank's time of one call"
-    return jobs.document(head, [row_of(row) for row in found["rows"]], [], began, ranks=args.n, memory="host",
+    return jobs.document(head, rows, [], began, ranks=args.n, memory="host",
                          dtype=DTYPE, op=OP, compare=["mpi"], statistic=statistic, versions=found["versions"],
                          machine=found["machine"])  # fmt: skip
 
@@ -220,10 +245,22 @@ def table(made: dict[str, Any]) -> str:
         cells = [f"{own[size]['ratio']:9.2f}" if size in own else f"{'':>9}" for size in sizes]
         lines.append(f"{collective:>17} {place:>12}" + "".join(cells))
         lines.append(f"{'us':>30}" + "".join(f"{own[s]['ours']['us']:9.1f}" if s in own else " " * 9 for s in sizes))
+    lines += communicators(made)
+    if not rows:
+        return "\n".join(lines[1:])
     ratios = [row["ratio"] for row in rows]
     below = sum(ratio < GOAL for ratio in ratios)
     lines.append(f"{len(rows)} rows, mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}, {below} below {GOAL}")
     return "\n".join(lines)
+
+
+def communicators(made: dict[str, Any]) -> list[str]:
+    """A line for each way to make a communicator and free it, with a call on it or without."""
+    return [
+        f"{row['collective']:>17} {'32 B' if row['size'] else 'no call':>12}{row['ratio']:9.2f}"
+        f"  {row['ours']['us']:.1f} us, mpi4py {row['mpi']['us']:.1f}"
+        for row in made["communicators"]
+    ]
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:

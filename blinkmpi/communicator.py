@@ -7,6 +7,7 @@ GPU memory reaches an MPI only where that takes it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -20,13 +21,14 @@ from .lang.algorithms import Algorithm
 from .planned import Planned
 from .planning.plan import Plan
 from .runtime import collectives as mpi
-from .runtime.bootstrap import Options
+from .runtime.bootstrap import Options, is_time
 from .runtime.buffers import mpi_op
+from .runtime.children import Child
 from .runtime.collectives import CollectiveMethod, Invocation
 from .runtime.dispatch import Dispatcher
-from .runtime.entering import enter, enter_group
-from .runtime.process_exit import end_job_on_error
-from .runtime.ranks.mpi import MpiRanks, copy_of, free
+from .runtime.entering import enter_group
+from .runtime.process_exit import end_job_at_exit, end_job_on_error, in_child
+from .runtime.ranks.mpi import DEAD, MpiRanks, copy_of, free
 from .runtime.requests import KeptPrequest
 from .topology.model import Topology
 
@@ -63,6 +65,8 @@ class Communicator(Planned, GuardedIntracomm):
     """
 
     _made_by = "blinkmpi.Communicator(comm)"
+    _child: Child | None = None  # until it opens, what one knows that was made from another one
+    _ready: Dispatcher | None = None  # its dispatcher, while calls are under way behind whose first it has opened
 
     def __new__(cls, comm: MPI.Intracomm | None = None, *, timeout: float | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
@@ -107,19 +111,30 @@ class Communicator(Planned, GuardedIntracomm):
         blink = self._blink
         if blink is not None:
             blink.make(method, args, stream, timeout)
-        elif self._initialised():
-            self._dispatcher()  # which says that it is freed
+        elif self._initialised():  # opens it, or says that it is freed
+            self._opened(timeout).call(method, args, timeout, stream)
         else:
             Invocation(method, args).begin(self).Wait()
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
-        if self._initialised():
-            return super()._start(method, args, timeout, stream)
-        return Invocation(method, args).begin(self)
+        if not self._initialised():
+            return Invocation(method, args).begin(self)
+        if (child := self._unopened()) is not None and child.may_wait(args):
+            if self._ready is None and child.begun is None and child.dead is None:
+                child.begun = child.comm.Idup()
+
+            def work() -> None:
+                self._open(child, timeout).start(method, args, timeout, stream).Wait()
+
+            return child.thread.begin(work, lambda _: None)
+        return super()._start(method, args, timeout, stream)
 
     def _persist(self, method: CollectiveMethod, args: Args, info: MPI.Info, stream: Any) -> MPI.Prequest:
         """A persistent call: ours on GPU memory, MPI's own on the host's."""
-        held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
+        if (child := self._unopened()) is not None:
+            child.check_alive()
+        ours = self._initialised() and (child is None or not child.may_wait(args))
+        held = self._dispatcher().persist(method, args, stream) if ours else None
         if held is not None:
             return held
         own: Callable[..., MPI.Prequest] = getattr(super(Collectives, self), PERSISTENT[method])
@@ -129,15 +144,15 @@ class Communicator(Planned, GuardedIntracomm):
     # ---- communicators from this one
 
     def Dup(self, info: MPI.Info | None = None) -> Communicator:
-        """A duplicate, with its own plan and transport."""
+        """A duplicate, which opens at its first call of ours, as all communicators do that are made from this one."""
         return cast(Communicator, self._made("Dup()", super().Dup, info))
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Communicator, MPI.Request]:
-        """As :meth:`Dup`; complete when it returns, because opening the transport needs all ranks."""
+        """As :meth:`Dup`; complete when it returns, because all ranks meet before."""
         self._enter("Idup()")
         comm, request = super().Idup(info)
         request.Wait()
-        return cast(Communicator, self._adopt(comm)), request
+        return cast(Communicator, self._adopt("Idup()", comm)), request
 
     Idup_with_info = Idup
 
@@ -163,9 +178,11 @@ class Communicator(Planned, GuardedIntracomm):
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
         """The communicator of a group; called by its members."""
-        if self._initialised():
+        if (child := self._unopened()) is not None:  # which others cannot open with those that call this
+            child.check_alive()
+        elif self._initialised():
             enter_group(self._dispatcher(), "Create_group()", group, tag)
-        return self._adopt(super().Create_group(group, tag))
+        return self._adopt("Create_group()", super().Create_group(group, tag))
 
     def Free(self) -> None:
         """Give everything back; collective, unless the communicator is dead (then local)."""
@@ -178,13 +195,24 @@ class Communicator(Planned, GuardedIntracomm):
     def Revoke(self) -> None:
         """End it for all ranks (ULFM): whoever waits in one of its calls raises, and so does every later call."""
         super().Revoke()
-        if self._initialised():
+        if (child := self._unopened()) is not None:
+            child.dead = PeerLost(f"rank {self.rank} revoked it")
+        elif self._initialised():
             self._dispatcher().die(PeerLost(f"rank {self.rank} revoked it"))
 
     def free(self) -> None:
         """As :meth:`Free`, but nothing for a communicator that is freed already."""
         if self != MPI.COMM_NULL:
             self.Free()
+
+    def __del__(self) -> None:
+        """Give back what this process alone can; MPI's own communicators stay until MPI ends, as mpi4py's do."""
+        if sys.is_finalizing() or in_child():
+            return
+        if self._child is not None:
+            self._child.thread.end()
+        if (blink := self._blink or self._ready) is not None:
+            blink.drop()
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError(
@@ -194,7 +222,13 @@ class Communicator(Planned, GuardedIntracomm):
 
     def _end(self, own: Callable[[], None]) -> None:
         """Give back what is ours, then what is MPI's, by ``own``; after MPI's end only what is this process's."""
-        if self._initialised():
+        if self._child is not None:
+            self._child.thread.close()
+        if (child := self._unopened()) is not None:
+            self._child = None
+            if child.dead is not None:
+                return
+        elif self._initialised():
             dispatcher, self._blink = self._blink, None
             if dispatcher is not None and MPI.Is_finalized():
                 dispatcher.die(PeerLost("MPI was finalised"))
@@ -206,21 +240,52 @@ class Communicator(Planned, GuardedIntracomm):
 
     def _enter(self, what: str) -> None:
         if self._initialised():
-            enter(self._dispatcher(), what, lambda: None)
+            self._dispatcher().meet(what)
 
     def _made(self, what: str, make: Callable[..., MPI.Comm], *args: Any) -> MPI.Intracomm:
         """A communicator of some of our ranks that MPI makes, once all have come."""
         self._enter(what)
-        return self._adopt(make(*args))
+        return self._adopt(what, make(*args))
 
-    def _adopt(self, comm: MPI.Comm) -> MPI.Intracomm:
+    def _adopt(self, what: str, comm: MPI.Comm) -> MPI.Intracomm:
         """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""
         if comm == MPI.COMM_NULL or not self._initialised():
             return cast(MPI.Intracomm, comm)
-        child = MPI.Intracomm.__new__(Communicator, comm)
-        try:
-            child._blink = Dispatcher(partial(MpiRanks, child), *self.context.child(comm))
-        except BaseException as error:
-            free(child, error)
-            raise
+        unopened, child = self._unopened(), MPI.Intracomm.__new__(Communicator, comm)
+        parent = self.context.parent if unopened is None else unopened.as_parent
+        child._blink, child._child = None, Child(parent, MPI.Intracomm(comm), what)
         return child
+
+    def _dispatcher(self) -> Dispatcher:
+        return self._opened(None) if self._child is not None else super()._dispatcher()
+
+    def _opened(self, timeout: Seconds) -> Dispatcher:
+        """The dispatcher of a communicator that was made from another one, which the first call opens; collective."""
+        child = self._child
+        if child is None:
+            return super()._dispatcher()
+        child.thread.close()  # which may be opening it
+        dispatcher = self._open(child, timeout)
+        self._blink, self._child, self._ready = dispatcher, None, None
+        return dispatcher
+
+    def _open(self, child: Child, timeout: Seconds) -> Dispatcher:
+        """Open it for a call with this deadline; in the user's thread, or in that of calls that do not block."""
+        child.check_alive()
+        if self._ready is None:
+            child.timeout_s = timeout if is_time(timeout) else None
+            try:
+                self._ready = Dispatcher(partial(MpiRanks, self, begun=child.begun), child.options, child)
+            except BaseException as error:
+                child.begun = None
+                if isinstance(error, DEAD):
+                    child.dead = error
+                    end_job_at_exit(str(error))
+                raise
+        return self._ready
+
+    def _unopened(self) -> Child | None:
+        child = self._child
+        if child is not None and not child.thread.busy and self._ready is not None:
+            self._opened(None)
+        return self._child

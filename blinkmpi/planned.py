@@ -11,15 +11,17 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .collectives import SUM, Collectives
-from .errors import BlinkError
+from .errors import ArgumentError, BlinkError
 from .lang.algorithms import Algorithm
 from .planning.plan import Plan
 from .runtime import collectives as mpi
 from .runtime import entering
+from .runtime.children import Child
 from .runtime.context import Context
 from .runtime.cuda.buffers import device_array
 from .runtime.dispatch import Dispatcher
 from .runtime.grouping.group import Group
+from .runtime.outlook import ChildOutlook, Outlook
 from .topology.model import Topology
 from .util.together import allgather
 
@@ -35,6 +37,10 @@ T = TypeVar("T")
 
 class Planned(Collectives):
     """A communicator whose collectives run on our plans."""
+
+    def _unopened(self) -> Child | None:
+        """What is known of it before it opens, if it was made from another one."""
+        return None
 
     # ---- collectives of the user's own
 
@@ -124,11 +130,13 @@ class Planned(Collectives):
             ArgumentError: on every rank, if there is one already; without an argument, if there is none.
             DeviceError: if a rank has no GPU, room or C compiler; the others raise a RemoteError.
         """
+        from .runtime.cuda.memory import make_pool, pool_of
+
+        if nbytes is None and self._unopened() is not None:
+            return pool_of(None)
         dispatcher = self._dispatcher()
         dispatcher.check_alive()
         gpus = self.context.cuda()
-        from .runtime.cuda.memory import make_pool, pool_of
-
         if nbytes is None:
             return pool_of(gpus)
         return make_pool(gpus, nbytes, lambda what: _together(dispatcher, what, lambda: None))
@@ -154,6 +162,21 @@ class Planned(Collectives):
 
     # ---- what this job is, and how calls run on it
 
+    def _outlook(self) -> Outlook:
+        """How calls will be made. Local.
+
+        ArgumentError on GPUs before the first call, where memory has to be opened to know it.
+        """
+        child = self._unopened()
+        if child is None:
+            return self.context
+        if child.parent.gpu is not None:
+            raise ArgumentError(
+                f"this communicator of {child.made_by} has made no call yet, and how calls on GPUs run is not known "
+                "before; call Barrier() on all its ranks"
+            )
+        return ChildOutlook(child)
+
     @property
     def context(self) -> Context:
         """What its calls run on, for benchmarks and tests (``runtime.inspection`` asks it)."""
@@ -162,29 +185,33 @@ class Planned(Collectives):
     @property
     def machine(self) -> Topology:
         """The machine of this job, as found or as given; of its GPUs, if every rank has one."""
-        return self.context.main.machine
+        child = self._unopened()
+        return self.context.main.machine if child is None else child.main_machine
 
     @property
     def plans(self) -> Plan:
         """The packings and the selection table of the calls so far; rank 0 plans for one when it is first made."""
-        return self.context.main.plans
+        child = self._unopened()
+        return self.context.main.plans if child is None else child.plan
 
     @property
     def gpu(self) -> Gpu | None:
         """This rank's GPU, if every rank has one."""
+        if (child := self._unopened()) is not None:
+            return child.parent.gpu
         return self.context.gpus.gpu if self.context.gpus else None
 
     @property
     def strict(self) -> bool:
         """Whether a fallback to something slower is an error."""
-        return self.context.options.strict
+        child = self._unopened()
+        return self.context.options.strict if child is None else child.options.strict
 
     @property
     def executor(self) -> str:
         """What executes our programs on the ranks of this job, and what was found out about it."""
-        from .runtime import inspection
-
-        return inspection.executor(self.context)
+        child = self._unopened()
+        return self.context.executor if child is None else child.parent.executor
 
     def check(self) -> None:
         """Raise what went wrong on this rank since the last call, in calls on streams and in replays of graphs. Local.
@@ -192,7 +219,8 @@ class Planned(Collectives):
         A graph's replay is no call of ours: after a loop of replays, and a synchronisation, this tells whether all is
         well. Meanwhile what goes wrong is logged within two seconds.
         """
-        self._dispatcher().check()
+        child = self._unopened()
+        self._dispatcher().check() if child is None else child.check_alive()
 
     def plan(self, collective: str, root: int = 0) -> Plan:
         """Plan for a collective (and root) now, and not in its first call; collective.
@@ -224,18 +252,20 @@ class Planned(Collectives):
         """
         from .runtime import inspection
 
-        return inspection.explain(self.context, collective, nbytes, dtype=dtype, op=op, root=root)
+        return inspection.explain(self._outlook(), collective, nbytes, dtype=dtype, op=op, root=root)
 
     def plan_line(self, collective: str, root: int = 0) -> str:
         """The packing that large vectors take, in one line: trees, rate, bound."""
         from .runtime import inspection
 
-        return inspection.plan_text(self.context, collective, root)
+        return inspection.plan_text(self._outlook(), collective, root)
 
     def stats(self) -> Stats:
         """What this rank's calls have moved: bytes and times by link, tree and protocol, waits by peer. Local."""
         from .runtime import inspection
 
+        if (child := self._unopened()) is not None:
+            return inspection.no_stats(child)
         dispatcher = self._dispatcher()
         if dispatcher.cuda is not None:
             dispatcher.cuda.started.settle()
@@ -260,6 +290,9 @@ class Planned(Collectives):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         """Free; after an error only locally, since the peers may be elsewhere."""
+        child = self._unopened()
+        if child is not None and error is not None and child.dead is None:
+            child.dead = error
         dispatcher = self.__dict__.get("_blink")
         if dispatcher is not None and error is not None and dispatcher.dead is None:
             dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")

@@ -42,6 +42,7 @@ _VECTOR_BYTES = 32 << 20  # of a rank; together with its neighbours' more than t
 _PAGE_BYTES = 4096
 _SECONDS = 0.03
 _DURING = "while the machine was gathered"
+NOBODY = "no rank has a GPU"  # how a reason begins that holds for a part of the ranks, too
 _MAX_THREADS = 32  # that copy at once in one process; with more they would measure the interpreter's lock
 
 
@@ -109,8 +110,8 @@ def gather_gpus(
     without = {rank: reason for rank, reason in enumerate(everybody) if isinstance(reason, str)}
     if without:
         some = f"{ranks_text([*without])} {'have' if len(without) > 1 else 'has'} no"
-        who = some if len(without) < len(everybody) else "no rank has a"
-        return GpuMachine(None, f"{who} GPU: {next(iter(without.values()))}")
+        who = f"{some} GPU" if len(without) < len(everybody) else NOBODY
+        return GpuMachine(None, f"{who}: {next(iter(without.values()))}")
     from .gpu_topology import from_gpus
 
     gpus = [found for found in everybody if not isinstance(found, str)]

@@ -28,6 +28,10 @@ def small_calls_file(name: str, document: dict[str, Any]) -> str:
     lines.append(f"- of {len(ratios)} rows, {len(below)} are below {about['goal']}; the least is {ratio_text(min(ratios))}")  # fmt: skip  # noqa: E501
     for reason, some in by_reason(below, about["hosts"]).items():
         lines.append(f"- below, by {reason}: {calls_text(some)}")
+    if made := document.get("communicators"):
+        some = ((row, "with a call of 32 B on it" if row["size"] else "without a call") for row in made)
+        told = ("{} {} {}".format(row["collective"].title(), how, cell(row, 0)) for row, how in some)
+        lines.append(f"- communicators made and freed, mpi4py's time / ours (ours): {'; '.join(told)}")
     wrong = sum(row[side]["wrong"] for row in rows for side in ("ours", "mpi"))
     sizes = sorted({row["size"] for row in rows if row["size"]})
     lines += [

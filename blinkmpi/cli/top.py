@@ -74,7 +74,7 @@ def _watch(pid: int | None, found: list[Window], before: list[Look], seconds: fl
     print("the jobs have ended")
 
 
-def _key(one: Look) -> tuple[int, int]:
+def _key(one: Look) -> tuple[int, int, int]:
     """What tells communicators apart from one frame to the next."""
     return one.window
 

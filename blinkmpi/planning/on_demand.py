@@ -7,15 +7,32 @@ every call. Rank 0 alone plans, because what is found depends on how fast the pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Self, cast
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, Self, cast
 
 from ..topology.model import Topology
 from ..trees.graph.turning import like_roots
 from ..trees.tree import ROOTED, Collective
+from ..util.lru import LRU
 from ..util.together import Comm, from_root, together
 from .plan import Plan, Turn
 
+KEPT = 256
 Part = tuple[Collective, int]  # -1: a collective without a root
+
+
+@dataclass
+class Planned:
+    """What is planned, for which parts in their order, and what has followed from it for calls.
+
+    ``digest`` is of the parts as they came: where it is the same, the plan is.
+    """
+
+    plan: Plan
+    parts: list[Part] = field(default_factory=list)
+    digest: bytes = b""
+    follows: LRU[tuple[object, ...], Any] = field(default_factory=lambda: LRU(KEPT))
 
 
 class PlanOnDemand:
@@ -30,8 +47,18 @@ class PlanOnDemand:
         self._comm, self._machine, self._source = comm, machine, source
         self._changes: list[Callable[[Plan], Plan]] = []
         self._asked: dict[Part, Plan] = {}
-        self.parts: list[Part] = []
-        self.plan = source if isinstance(source, Plan) else Plan(machine.name, machine.fingerprint, machine.n, (), ())
+        nothing = Plan(machine.name, machine.fingerprint, machine.n, (), ())
+        self.known = Planned(source if isinstance(source, Plan) else nothing)
+
+    @property
+    def plan(self) -> Plan:
+        """What is planned so far."""
+        return self.known.plan
+
+    @property
+    def parts(self) -> list[Part]:
+        """For which collectives and roots."""
+        return self.known.parts
 
     def lacks(self, collective: str, root: int) -> bool:
         """Whether a call of this collective and root has to wait for its part."""
@@ -46,8 +73,13 @@ class PlanOnDemand:
             return self.plan.joined(self._changed(plan), *part)
 
         text = from_root(self._comm, lambda: self._made(part).to_json(), str)
-        self.plan = together(self._comm, taken)
+        self.known.plan = together(self._comm, taken)
         self.parts.append(part)
+        self.known.digest = blake2b(self.known.digest + text.encode(), digest_size=8).digest()
+
+    def like(self, other: Planned) -> None:
+        """Begin with the parts that another one has now; the same on every rank."""
+        self.known = replace(other, parts=[*other.parts])
 
     def with_parts(self, parts: Iterable[tuple[str, int]]) -> Self:
         """With these parts, too; collective."""
@@ -58,7 +90,7 @@ class PlanOnDemand:
 
     def change(self, change: Callable[[Plan], Plan]) -> None:
         """Change the plan and the parts that are still to come."""
-        self.plan = change(self.plan)
+        self.known.plan = change(self.plan)
         self._changes.append(change)
 
     def about(self, collective: str, root: int) -> Plan:

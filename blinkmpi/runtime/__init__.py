@@ -8,6 +8,8 @@
 ``foreign``        CuPy and torch, if the user has imported them
 ``grouping``       several calls as few: ``comm.grouped()``
 ``context``        what calls run on: machine, plans, GPUs, transport; ``bootstrap`` has the steps that agree on them
+``outlook``        how calls will be made, as far as that is known before a communicator opens
+``children``       what communicators take over that are made from another one, until they open and as they do
 ``calls_without_program``  MPI's own collectives, barriers, and calls that a rank refuses, so that all ranks do
 ``delegation``     what MPI must find equal on all ranks in a call that it makes
 ``entering``       a barrier with a deadline before what has none: Split and its like, ``register``, ``plan``

@@ -8,7 +8,7 @@ in; nothing here imports MPI.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
 from ..lang.algorithms import Algorithm
 from ..planning.algorithms import check_algorithms, check_ways, named_in, with_algorithms
-from ..planning.on_demand import PlanOnDemand
+from ..planning.on_demand import Planned, PlanOnDemand
 from ..planning.plan import Plan
 from ..planning.selection import parse_algo
 from ..planning.slots import BESIDE_CTAS, Gpus
@@ -54,7 +54,6 @@ class Options:
     algo: str | None = None
     max_ctas: int | None = None
     stream: str | None = None
-    nodes: tuple[int, ...] = ()  # of a child: which virtual node each rank is in
     algorithms: tuple[Algorithm, ...] = ()
     wire: str | None = None
 
@@ -141,13 +140,13 @@ def first_deadline(timeout_s: object) -> float:
     return float(timeout_s) if is_time(timeout_s) else own_settings().timeout_s  # type: ignore[arg-type]
 
 
-def virtual_node(rank: int, n: int, options: Options, settings: Settings) -> int | None:
+def virtual_node(rank: int, n: int, settings: Settings) -> int | None:
     """Which virtual node this rank is in; None without such.
 
     Raises:
         SettingsError: on every rank, if BLINKMPI_NODES is for another number of ranks.
     """
-    at = list(options.nodes) or [index for index, size in enumerate(settings.nodes) for _ in range(size)]
+    at = [index for index, size in enumerate(settings.nodes) for _ in range(size)]
     if at and len(at) != n:
         raise SettingsError(
             f"BLINKMPI_NODES={'+'.join(map(str, settings.nodes))} has {len(at)} ranks, the job has {n}; name as many, "
@@ -175,7 +174,7 @@ def given_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
 
 def agree_on_plan(
     comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "", table: Path | None = None,
-    *, mpi: bool = True,
+    *, mpi: bool = True, change: Callable[[PlanOnDemand], None] | None = None, like: Planned | None = None,
 ) -> PlanOnDemand:  # fmt: skip
     """The plan that the user gave, read by rank 0 and checked by everybody, or one that rank 0 makes as calls come.
 
@@ -186,6 +185,8 @@ def agree_on_plan(
         gpus: see :func:`.planner.make_plan`.
         table: where measured rows for this machine may lie; ``algo`` wins over them.
         mpi: whether MPI has collectives of its own among these ranks, to which short vectors in host memory may go.
+        change: takes out what the ranks cannot do.
+        like: what is planned for another communicator of the same ranks and options, with which it begins.
     """
     algo, asked = named_in(options.algo if options.algo is not None else settings.algo, options.algorithms, machine.n)
     given = options.plan or settings.graph_file or None
@@ -248,6 +249,10 @@ def agree_on_plan(
         plans.change(partial(with_algorithms, algorithms=free, asked=asked, gpus=gpus))
     if wire := cast(Wire | Literal[""], options.wire or settings.wire):
         plans.change(partial(replace, wire=wire))
+    if change is not None:
+        change(plans)
+    if like is not None:
+        plans.like(like)
     if gpus:
         check_ways(plans.plan, machine)
     return plans.with_parts((collective, 0) for collective in ("barrier", *forced))

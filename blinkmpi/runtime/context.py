@@ -7,35 +7,34 @@ rank 0 packs, the transports. ``bootstrap`` has the steps that need no MPI. No c
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from mpi4py import MPI
 
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceError
 from ..lang.algorithms import Algorithm
-from ..planning.algorithms import for_part
-from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
-from ..planning.memory_rows import by_slots, without_shots
-from ..planning.on_demand import PlanOnDemand
-from ..planning.plan import ONE_SHOTS, Plan, Rule
-from ..planning.selection import choose, program_for
-from ..planning.slots import LINK_SLOTS, Gpus
+from ..planning.on_demand import Planned, PlanOnDemand
+from ..planning.plan import ONE_SHOTS, Rule
+from ..planning.slots import Gpus
 from ..program.call import Call
 from ..program.ir import Program
-from ..topology.live import gather
+from ..topology.live import NOBODY, gather
 from ..topology.model import Topology
 from ..topology.network_rate import net_rates, with_net
 from ..transport import python_stacks
-from ..transport.host.host_program import HostProgram, fits
+from ..transport.host.capabilities import Known
+from ..transport.host.host_program import HostProgram
+from ..transport.host.shared_window import NO_ROOM, Place, WindowLayout
 from ..transport.host.transport import HostTransport
-from ..transport.network.bounded import Rendezvous
+from ..transport.network.bounded import WORK_SECONDS, Rendezvous
 from ..transport.slow_waits import SlowWaits
 from ..util.cache_folder import cache_dir
+from ..util.lru import LRU
 from ..util.settings import LogOnce, log
-from .arguments import in_mpi
+from ..util.together import allgather
 from .bootstrap import (
     Options,
     agree_on_plan,
@@ -45,7 +44,9 @@ from .bootstrap import (
     own_settings,
     settle,
 )
+from .children import SETS, Child, Group, Parent
 from .cuda.setup import open_gpus
+from .outlook import Outlook
 from .process_exit import BEFORE_KILLED
 from .ranks.interface import INSTEAD, Ranks
 from .ranks.mpi import DEAD, MpiRanks
@@ -53,53 +54,69 @@ from .ranks.mpi import DEAD, MpiRanks
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
     from ..transport.cuda.device import Gpu
-    from ..transport.host.forecast.rates import StepRates
     from ..transport.tracing import CallTrace
     from .cuda.context import CudaContext
 
 
-class Context:
+class Context(Outlook):
     """Machine, plans, GPUs and transport of one communicator.
 
     Args:
         meet: brings the ranks together.
         options: what the user said when making it.
-        part: what a parent knows of the machine.
+        child: what is known of the ranks, if they are some of another communicator's.
     """
 
-    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, part: Topology | None = None) -> None:
-        self.slow = SlowWaits(own_settings())
-        self.rendezvous = Rendezvous("Communicator()", first_deadline(options.timeout_s), self.slow)
+    host: HostTransport  # opened at the end of the bootstrap
+
+    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, child: Child | None = None) -> None:
+        if child is None:
+            self.slow, what, deadline = SlowWaits(own_settings()), "Communicator()", first_deadline(options.timeout_s)
+        else:
+            self.slow, what = SlowWaits(child.parent.settings), f"the first call on a communicator of {child.made_by}"
+            deadline = child.timeout_s or float(options.timeout_s or child.parent.settings.timeout_s)
+        self.rendezvous = Rendezvous(what, deadline, self.slow)
         self.ranks = meet(self.rendezvous)
         self.together = self.ranks.together
         self.rank, self.n = self.together.rank, self.together.size
         self.options = options
-        self.host: HostTransport  # opened at the end of the bootstrap
         self.gpus: CudaContext | None = None
         self.trace: CallTrace | None = None
         self.why_no_gpus = ""
+        self._parent: Parent | None = None
         self.customs: dict[str, Algorithm] = {}  # those that were called as Custom(), by their identity
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
         self._no_cma = ""  # why the ranks of one node cannot read one another's memory
         python_stacks.open_service()
         try:
-            self.ranks.introduce()
-            self.settings = self.slow.settings = settle(self.together, options)
-            self.log_once = LogOnce(self.settings)
-            self.timeout_s = self.rendezvous.timeout_s = float(options.timeout_s or self.settings.timeout_s)
-            self._bootstrap(part)
+            if child is None:
+                self.ranks.introduce()
+                self.settings = self.slow.settings = settle(self.together, options)
+            else:
+                self.settings = child.parent.settings
+            self.log_once = self.warn_once = LogOnce(self.settings)
+            self.timeout_s = float(options.timeout_s or self.settings.timeout_s)
+            if child is None:
+                self.rendezvous.timeout_s = self.timeout_s
+            else:
+                self.warn_once = child.parent.warn_once
+            self._bootstrap(child)
+            self.rendezvous.timeout_s = self.timeout_s
             self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
         except Exception as error:
             python_stacks.close_service()
             self.ranks.give_up(error)
             raise
 
-    def _bootstrap(self, part: Topology | None) -> None:
-        """Find the machine (``part`` is what a parent knows of it), plan, and open the transports."""
-        self.node, place = self.ranks.of_node(self.options, self.settings)
+    def _bootstrap(self, child: Child | None) -> None:
+        """Find the machine, plan, and open the transports."""
         try:
-            self._find_machine(part, place)
-            self._open_host()
+            if child is None:
+                self.node, self.place = self.ranks.of_node(self.options, self.settings)
+                self._find_machine()
+                self._open_host(None, None)
+            else:
+                self._inherit(child)
         except BaseException as error:
             if self.gpus is not None:  # our own errors are those of all ranks, but for these
                 self.gpus.close(collectively=isinstance(error, BlinkError) and not isinstance(error, DEAD))
@@ -109,32 +126,63 @@ class Context:
             text = f"{self.n} ranks on {self.machine.name} ({self.machine.fingerprint}); {self.host.executor_reason}"
             log(self.settings, "INFO", text)
             if self._no_cma and self.host.native and not self.settings.cma_disable:
-                log(self.settings, "WARN", f"two copies where one would do: {self._no_cma}")
+                self.warn_once(f"two copies where one would do: {self._no_cma}")
+            if full := self.host.window.full:
+                self.warn_once(f"MPI's own collectives carry the calls, because {NO_ROOM if child else full}")
             if self.host.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.host.arena_bytes} bytes of slots a rank")
 
-    def _find_machine(self, part: Topology | None, place: tuple[int, int]) -> None:
+    def _find_machine(self) -> None:
         """Probe the machine, or take the given one, and plan for its GPUs and its CPU ranks."""
         given = self.options.topology or self.settings.topo_file or None
-        probed = gather(self.together, self.node, measure=given is None and part is None)
+        probed = gather(self.together, self.node, measure=given is None)
         self.nodes = tuple(d.node for d in probed.devices)
-        self.one_node = len(probed.nodes) == 1
         self.emulated = given is not None
-        self.machine = given_machine(self.together, given, self.n) if given is not None else part or probed
+        self.machine = given_machine(self.together, given, self.n) if given is not None else probed
         for remark in self.machine.remarks:  # what a file's reader had to guess
             self.say(partial(str, remark), "WARN")
-        net = partial(with_net, rates=net_rates(probed))
-        self.gpus, self.why_no_gpus = open_gpus(
-            self.together, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
-            self.settings, self.say, self.options.max_ctas or self.settings.max_ctas,
-        )  # fmt: skip
-        if self.gpus is not None:
-            self.gpus.searches = self.options.stream is None
+        self._open_gpus(net_rates(probed))
         self.planned = self._host_plans()
         found = self.gpus or self
         dump_files(self.together, self.settings, found.machine, found.plans)
 
-    def _open_host(self) -> None:
+    def _open_gpus(self, net: dict[int, int]) -> None:
+        """Take a GPU for each rank, if there are as many; ``net`` has the rates between nodes."""
+        self.gpus, self.why_no_gpus = open_gpus(
+            self.together, self.node, self.place, self.machine if self.emulated else None,
+            partial(with_net, rates=net), self._gpu_plans, self.settings, self.say,
+            self.options.max_ctas or self.settings.max_ctas,
+        )  # fmt: skip
+        if self.gpus is not None:
+            self.gpus.searches = self.options.stream is None
+
+    def _inherit(self, child: Child) -> None:
+        """Take over what the parent's ranks have found out, and open the transports."""
+        parent, firsts = child.parent, child.firsts
+        if parent.why_no_gpus is not None:
+            self.rendezvous.work_s = 0.0  # nobody has work to do between two exchanges
+        self.nodes, self.machine, self.emulated, self.place = child.nodes, child.machine, parent.emulated, parent.place
+        self.node = self.ranks.of_nodes(firsts)
+        layout, at = WindowLayout(self.rank, firsts, parent.arena_bytes), -1
+        if parent.file is not None and self.rank == firsts[self.rank]:
+            with suppress(OSError):
+                at = parent.file.place(layout.total)
+        known = child.planned
+        told = allgather(self.together, (known.digest if known is not None else b"", at), tuple[bytes, int])
+        place = None
+        if parent.file is not None and min(told[first][1] for first in firsts) >= 0:
+            visible = [parent.visible[r] for r in child.ranks]
+            place = Place(parent.file, told[firsts[self.rank]][1], firsts, parent.arena_bytes, visible)
+        if parent.why_no_gpus is None:
+            self._open_gpus(net_rates(self.machine))
+        else:
+            self.why_no_gpus = parent.why_no_gpus
+        self._open_host(parent.known.of(child.ranks), place)
+        self.rendezvous.work_s = WORK_SECONDS  # rank 0 may have to plan
+        self.planned = self._host_plans(known if len({digest for digest, _ in told}) == 1 else None)
+        parent.plans.put(child.ranks, self.planned.known)
+
+    def _open_host(self, known: Known | None, place: Place | None) -> None:
         self.host = HostTransport(
             self.together,
             self.node,
@@ -145,6 +193,9 @@ class Context:
             say=self.log_once,
             slow=self.slow,
             events=self.settings.events,
+            strict=self.options.strict,
+            known=known,
+            place=place,
         )
         self._open_trace()
         self._no_cma = self.host.no_cma if self.one_node else ""
@@ -158,14 +209,8 @@ class Context:
         if why and self.options.strict:
             self.host.close()
             raise FallbackError(f"strict=True: {why}")
-        self._without_what_is_missing(self.planned)
-
-    def _without_what_is_missing(self, plans: PlanOnDemand) -> None:
-        """Take out of the plan for host memory what these ranks cannot do."""
-        if self._no_cma:
-            plans.change(partial(by_slots, in_c=self.host.native is not None))
-        if not self.one_node and self.host.shots is None:
-            plans.change(without_shots)
+        if known is None:
+            self.without_what_is_missing(self.planned)
 
     def _open_trace(self) -> None:
         """Begin to trace the calls, if the settings say so."""
@@ -183,16 +228,20 @@ class Context:
             self.host.close()
             raise
 
-    def _host_plans(self) -> PlanOnDemand:
-        """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
+    def _host_plans(self, like: Planned | None = None) -> PlanOnDemand:
+        """The plan for host memory; on a job with GPUs, what the user says of plans is about those.
+
+        Args:
+            like: what is planned for another communicator of these ranks, with which it begins.
+        """
         options, settings = self.options, self.settings
         if self.gpus:
             options = replace(options, algo="", plan=None)
             settings = msgspec.structs.replace(settings, graph_file="", graph_dump_file="")
-        plans = agree_on_plan(self.together, self.machine, options, settings, mpi=self.has_mpi)
-        if hasattr(self, "host"):
-            self._without_what_is_missing(plans)
-        return plans
+        missing = self.without_what_is_missing if hasattr(self, "host") else None
+        return agree_on_plan(
+            self.together, self.machine, options, settings, mpi=self.has_mpi, change=missing, like=like
+        )
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> PlanOnDemand:
         from ..planning.tuned_table import file_of
@@ -205,7 +254,7 @@ class Context:
         """Probe the machine again and plan; collective, and no call may be under way. Returns what is different."""
         from ..planning.diff import plan_differences
 
-        before, self.rendezvous.what = self.main.plans, "replan()"
+        before, self.rendezvous.what, self._parent = self.main.plans, "replan()", None
         parts, host_parts = (self.gpus.planned.parts if self.gpus else []), self.planned.parts
         given = self.options.topology or self.settings.topo_file or None
         probed = gather(self.together, self.node, measure=given is None)
@@ -232,11 +281,6 @@ class Context:
 
     # ---- what a call asks
 
-    @property
-    def main(self) -> CudaContext | Context:
-        """Whose machine, plans and rules are those of the job: the GPUs', if every rank has one."""
-        return self.gpus or self
-
     def cuda(self) -> CudaContext:
         """The GPUs.
 
@@ -246,25 +290,6 @@ class Context:
         if self.gpus is None:
             raise DeviceError(f"this job has no GPUs: {self.why_no_gpus}")
         return self.gpus
-
-    @cached_property
-    def step_rates(self) -> StepRates | None:
-        """What steps cost on these CPU ranks, if ``blinkmpi tune`` kept it. What cannot be read is said once."""
-        if not self.forecasts:
-            return None
-        from ..transport.host.forecast.rates import file_of, hardware_of, read
-
-        hardware = hardware_of(self.n, self.host.executor_reason)
-        try:
-            return read(file_of(cache_dir(), hardware), hardware)
-        except BlinkError as error:
-            self.log_once(f"predictions are by the copy rate alone: {error}")
-            return None
-
-    @property
-    def forecasts(self) -> bool:
-        """Whether times of calls follow from those of steps: of C, on the CPU ranks of one node."""
-        return self.gpus is None and self.one_node and not self.emulated and self.host.native is not None
 
     @property
     def has_mpi(self) -> bool:
@@ -278,50 +303,6 @@ class Context:
             raise PlanError(f"MPI did not start these processes, so it has no collective of them; {INSTEAD}")
         return self.ranks
 
-    @property
-    def plans(self) -> Plan:
-        """The plan for host memory, as far as calls have needed it."""
-        return self.planned.plan
-
-    def rule(self, call: Call, *, blocking: bool = True, plan: Plan | None = None) -> Rule:
-        """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike.
-
-        PlanError for a given plan that leaves a call to an MPI which cannot make it.
-        """
-        if call.name:
-            chunk, depth = MEMORY_SLOTS if self.one_node else LINK_SLOTS
-            return Rule(call.collective, 0, self.customs[call.name].scheme, chunk, depth, "called as Custom()")
-        rule = choose(plan or self.plans, call, mpi=self.has_mpi and blocking and in_mpi(call))
-        if rule.scheme == "mpi" and not self.has_mpi:
-            raise PlanError(
-                f"the plan leaves {call.collective} to MPI, which did not start these processes; give a plan with a "
-                f"scheme for it, or {INSTEAD}"
-            )
-        if rule.protocol in ONE_SHOTS:
-            cma = rule.protocol == "one_shot_cma" and not self.host.no_cma
-            if not fits(self.program(call, rule), self.host.window, self.host.native, cma=cma):
-                return self.by_slots(rule) if self.one_node else self._next(call, rule, blocking, plan or self.plans)
-        return rule
-
-    def _next(self, call: Call, rule: Rule, blocking: bool, plan: Plan) -> Rule:
-        """The row of a call that does not fit into one message for each node, or that C does not execute."""
-        return choose(without_shots(plan), call, mpi=self.has_mpi and blocking and in_mpi(call))
-
-    @staticmethod
-    def by_slots(rule: Rule) -> Rule:
-        """A row whose vectors go along trees, through slots."""
-        return msgspec.structs.replace(rule, protocol="slots", reason="longer than one shot can be, or cannot be read")
-
-    def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
-        """The checked program of a call."""
-        if call.name:
-            of = self.machine
-            plan = Plan(of.name, of.fingerprint, of.n, (), (), algorithms=(self.customs[call.name],))
-        nodes = () if self.one_node else self.nodes
-        return program_for(
-            plan or self.plans, call, rule, budget_bytes=self.host.arena_bytes, nodes=nodes, multicast=self.one_node
-        )
-
     def maker(self, call: Call, rule: Rule) -> Callable[[], Program]:
         """What makes the program of a call whenever it is asked for."""
         return partial(self.program, call, rule)
@@ -333,19 +314,35 @@ class Context:
             loaded.make_through_slots = self.maker(call, self.by_slots(rule))
         return loaded
 
-    def child(self, comm: MPI.Comm) -> tuple[Options, Topology | None]:
-        """For a communicator of some of our ranks: its options, and its part of the machine."""
-        mine, theirs = self.mpi.public.Get_group(), comm.Get_group()
-        ranks = list(MPI.Group.Translate_ranks(theirs, list(range(comm.size)), mine))
-        mine.Free()
-        theirs.Free()
-        part = self.machine.subset(ranks) if self.one_node else None
-        apart = not self.one_node or self.options.nodes or self.settings.nodes  # the setting is about the whole job
-        nodes = tuple(self.nodes[r] for r in ranks) if apart else ()
-        algo = self.settings.algo if self.options.algo is None else self.options.algo
-        algo, algorithms = for_part(algo, self.options.algorithms, len(ranks))
-        options = replace(self.options, plan=None, nodes=nodes, algo=algo, algorithms=algorithms)
-        return replace(options, topology=part if self.emulated else None), part
+    @property
+    def parent(self) -> Parent:
+        """What it gives to communicators of some of its ranks."""
+        if self._parent is None:
+            window, gpus = self.host.window, self.gpus
+            plans: LRU[tuple[int, ...], Planned] = LRU(SETS)
+            if not (self.options.plan or self.settings.graph_file):
+                plans.put(tuple(range(self.n)), self.planned.known)
+            self._parent = Parent(
+                group=Group(self.mpi.public.Get_group()),
+                options=self.options,
+                settings=self.settings,
+                machine=self.machine,
+                nodes=self.nodes,
+                firsts=window.firsts,
+                place=self.place,
+                emulated=self.emulated,
+                known=self.host.known,
+                executor=self.executor,
+                file=None if window.full else window.file,
+                arena_bytes=window.arena_bytes,
+                visible=window.pages.visible,
+                gpu=gpus.gpu if gpus else None,
+                gpu_machine=gpus.machine if gpus else None,
+                why_no_gpus=self.why_no_gpus if self.why_no_gpus.startswith(NOBODY) else None,
+                plans=plans,
+                warn_once=self.warn_once,
+            )
+        return self._parent
 
     def close(self) -> None:
         """Free everything; collective."""
@@ -358,6 +355,13 @@ class Context:
         self.host.close()
         python_stacks.close_service()
         self.ranks.close()
+
+    def drop(self) -> None:
+        """Free what is this process's alone. MPI's communicators stay, because MPI frees them on all ranks together."""
+        self.rendezvous.give_up, self.rendezvous.check = self.ranks.abandon, lambda: None
+        self.end_trace()
+        self.host.close()
+        python_stacks.close_service()
 
     def end_trace(self) -> None:
         """Write this rank's part of the trace, if that is not done. Local."""

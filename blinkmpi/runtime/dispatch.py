@@ -22,11 +22,11 @@ from mpi4py import MPI
 from ..errors import ArgumentError, BlinkError, BufferTypeError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..planning.plan import Rule
 from ..program.call import Call
-from ..topology.model import Topology
 from ..transport.announcement import Called, Delegated
 from ..transport.host.host_call import HostBuffers, HostCall, entry
 from ..transport.host.host_program import HostProgram
 from ..transport.host.repeated import Found, RepeatedCalls
+from ..transport.host.shared_window import NoRoom
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
@@ -37,6 +37,7 @@ from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
 from .call_keys import KeptMemory, OwnMemory, key_of, own_bytes, signature_of
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
+from .children import Child
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda.buffers import stream_address, tensor_types
@@ -62,8 +63,8 @@ Args = tuple[Any, ...]
 class Dispatcher:
     """Makes the calls of one communicator; the arguments are those of its :class:`Context`."""
 
-    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, part: Topology | None = None) -> None:
-        self.context = Context(meet, options, part)
+    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, child: Child | None = None) -> None:
+        self.context = Context(meet, options, child)
         self.enqueues = options.stream == "current"  # whether calls on GPU memory return before they are through
         self.dead: BaseException | None = None
         self._inside = 0  # the thread that makes a call through Python
@@ -173,7 +174,7 @@ class Dispatcher:
             raise
         self.call(method, args, timeout_s, stream)
 
-    def again(self, method: CollectiveMethod, args: Args, stream: Any) -> Found:
+    def again(self, method: CollectiveMethod | str, args: Args, stream: Any) -> Found:
         """Let C make a blocking call that was made before: True; else what :meth:`go_on` does the rest of."""
         try:
             return self.repeated.again(method, args, stream)
@@ -211,6 +212,26 @@ class Dispatcher:
         except BaseException as fatal:
             self.die(fatal)
             raise
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks are about to do ``what``; C makes this call, too, where it was made before."""
+        begun = self.again(what, (), None)
+        if begun is True:
+            return
+        if begun is not False:
+            earlier = self._come_in()
+            try:
+                self._guarded(partial(begun[0].go_on, *begun[1:]))
+            finally:
+                self._inside = earlier
+            return
+        said, timeout_s = Called(what), self.context.timeout_s
+        call = entry(self.host, said, timeout_s, counted=False) or EntryCall(self.host, said, timeout_s)
+        self.launch(call)
+        self.wait(call)
+        if isinstance(call, HostCall) and not self.groups.open:
+            self.repeated.keep(call, what, ())
+            self.repeated.open()
 
     def start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
@@ -326,13 +347,19 @@ class Dispatcher:
             return MpiCall(
                 self.context, invocation, said, deadline, why, again=self._next, entered=entered, begun=begun
             )
-        if isinstance(ready, InBlocks):
-            timeout_s = deadline if owns else self.context.timeout_s
-            return bind_blocks(self, ready, invocation.name, timeout_s, owns=owns)
-        if not isinstance(ready, Prepared):
+        if not isinstance(ready, Prepared | InBlocks):
             return RefusedCall(self.host, ready, deadline)
         try:
+            if isinstance(ready, InBlocks):
+                timeout_s = deadline if owns else self.context.timeout_s
+                return bind_blocks(self, ready, invocation.name, timeout_s, owns=owns)
             rule, program = self._program(ready.call, blocking)
+        except NoRoom as full:
+            if invocation.method.grouped or self.context.options.strict:
+                return RefusedCall(self.host, full, deadline)
+            self.context.warn_once(f"MPI's own collectives carry the calls, because {full}")
+            delegated = DelegatedToMPI(str(full))
+            return self._bind_host(delegated, invocation, deadline, blocking=blocking, owns=owns, begun=begun)
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
         called = Called(ready.said or describe(ready.call))
@@ -358,7 +385,7 @@ class Dispatcher:
             rule, program = None, None
             if call.total:
                 rule = self.context.rule(call, blocking=blocking)
-                if rule.scheme != "mpi":
+                if rule.scheme != "mpi" and not self.host.window.full:
                     program = self.context.load(call, rule)
                 how = program.said(rule.scheme) if program is not None else "MPI's own"
                 self.context.say(partial("{}: {}; {}".format, describe(call), how, rule.reason), "INFO")
@@ -505,6 +532,22 @@ class Dispatcher:
         self.forget()
         self.programs.clear()
         self.context.close()
+
+    def drop(self) -> None:
+        """Give back what is this process's, where the user holds the communicator no more and has not freed it.
+
+        Not on GPUs or several nodes, whose memory only all ranks free together.
+        """
+        if self.dead is None and self.cuda is None and self.host.messages is None:
+            self.thread.behind(self._dropped)
+
+    def _dropped(self) -> None:
+        if self.dead is None:
+            self.dead = PeerLost("it was dropped without Free()")
+            self.thread.end()
+            self.forget()
+            self.programs.clear()
+            self.context.drop()
 
     def die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""

@@ -2,7 +2,8 @@
 
 MPI's own ``Split`` and its like have no form with a deadline, and what ranks register or plan anew has no number of its
 own. So all ranks first make a call that moves nothing, as ``Free`` does: who does not come is named, ranks that are
-about to do different things are told, and a rank whose arguments are bad is heard.
+about to do different things are told, and a rank whose arguments are bad is heard. ``Dispatcher.meet`` is the same
+where there are no arguments to look at.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ from ..trees.tree import Packing
 from ..util.numbers import rank_of, size_of
 from ..util.text import size_text
 from .buffers import delegated_because, op_name
+from .children import Child
 from .context import Context
+from .outlook import Outlook
 from .settling import takes_blocks
 
 OF_BLOCKS = ("gather", "scatter", "allgather", "alltoall")  # which have a v-variant
@@ -40,23 +42,16 @@ LONGEST = 128 << 20  # vectors that are longer are taken to cost as much for eac
 SHORTER = 15 / 16  # steps are timed in vectors of this part of a call's length, by the rule of its own length
 
 
-def executor(context: Context) -> str:
-    """What executes our programs on the ranks of this job, and what was found out about it."""
-    if context.gpus:
-        return f"CUDA kernels on {context.gpus.gpu.name}"
-    return context.host.executor_reason
-
-
-def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> str:
+def explain(context: Outlook, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> str:
     """Which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
-    if why := delegated_because(op):
+    if why := delegated_because(op) or no_room(context):
         return f"{collective}: MPI's own collective, because {why}"
     return explanation(context, call_of(context.n, collective, nbytes, dtype, op, root)).text()
 
 
-def explanation(context: Context, call: Call) -> Explanation:
+def explanation(context: Outlook, call: Call) -> Explanation:
     """The same of a call, as data; on GPUs of a call between registered buffers, and how others differ."""
-    live, gpus = [executor(context)], context.gpus
+    live, gpus = [context.executor], context.gpus
     if gpus and gpus.here:
         live.append(f"between nodes: chunks are {gpus.crossing}")
     if gpus and gpus.emulated:
@@ -81,10 +76,18 @@ def explanation(context: Context, call: Call) -> Explanation:
     return explain_plan(plan, main.machine, call, rule=rule, live=live, forecast=_forecast_of(context, call, plan))
 
 
-def blocks_line(context: Context, call: Call) -> str:
-    """How the v-variant of a collective runs, if it follows no plan; empty if there is none, or it does."""
-    memory = context.host.block_memory
-    if memory is None or call.collective not in OF_BLOCKS or not takes_blocks(context, call.collective):
+def blocks_line(context: Outlook, call: Call) -> str:
+    """How the v-variant of a collective runs, if it follows no plan; empty if there is none, or it does.
+
+    It is known once the communicator has opened.
+    """
+    memory = context.host.block_memory if isinstance(context, Context) else None
+    if (
+        not isinstance(context, Context)
+        or memory is None
+        or call.collective not in OF_BLOCKS
+        or not takes_blocks(context, call.collective)
+    ):
         return ""
     short, read_from = memory.lengths(shared=call.collective == "allgather")
     name, shot = f"{call.collective.capitalize()}v", f"blocks to {size_text(short)} in one shot"
@@ -94,7 +97,12 @@ def blocks_line(context: Context, call: Call) -> str:
     return f"{name}: no trees; {shot}, longer ones in chunks{by_cma}"
 
 
-def rests_on(context: Context, rates: StepRates | None = None) -> str:
+def no_room(context: Outlook) -> str:
+    """Why MPI's own collectives carry all calls on host memory; empty where they do not."""
+    return "" if context.gpus else context.host.window.full
+
+
+def rests_on(context: Outlook, rates: StepRates | None = None) -> str:
     """What predictions of calls are made from: steps, kernels, or the rates of links or copies.
 
     Args:
@@ -110,7 +118,7 @@ def rests_on(context: Context, rates: StepRates | None = None) -> str:
     return "a simulation at the rates of the machine's links"
 
 
-def _forecast_of(context: Context, call: Call, plan: Plan) -> Forecast | None:
+def _forecast_of(context: Outlook, call: Call, plan: Plan) -> Forecast | None:
     """What predicts here in place of the simulator."""
     gpus, rates = context.gpus, context.step_rates
     if gpus and gpus.forecasts:
@@ -130,7 +138,7 @@ def _forecast_of(context: Context, call: Call, plan: Plan) -> Forecast | None:
     return Forecast(by_steps, "steps")
 
 
-def plan_text(context: Context, collective: str, root: int) -> str:
+def plan_text(context: Outlook, collective: str, root: int) -> str:
     """The packing that large vectors take, in one line: trees, rate, bound."""
     name, root = collective_named(collective), rank_of(root, context.n)
     plans = context.main.planned.about(name, root)
@@ -143,7 +151,7 @@ def plan_text(context: Context, collective: str, root: int) -> str:
 
 
 def choice(
-    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
+    context: Outlook, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
     registered: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """The choice for a call, as data: scheme, executor, protocol, ctas, chunk_bytes, depth, reason.
@@ -151,7 +159,7 @@ def choice(
     Args:
         registered: whether GPU memory is registered.
     """
-    if why := delegated_because(op):
+    if why := delegated_because(op) or no_room(context):
         return {"scheme": "mpi", "executor": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
     call = call_of(context.n, collective, nbytes, dtype, op, root)
     main = context.main
@@ -176,7 +184,7 @@ def choice(
 
 
 def predict(
-    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
+    context: Outlook, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
     in_place: bool = False, rates: StepRates | None = None, registered: bool = True, graph: bool = True,
 ) -> tuple[float | None, float | None]:  # fmt: skip
     """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say.
@@ -216,7 +224,7 @@ def predict(
     return price(main.program(call, rule, plan), packing, main.machine).seconds, bound
 
 
-def _kernels(context: Context, call: Call, rule: Rule, plan: Plan) -> tuple[Program, Packing]:
+def _kernels(context: Outlook, call: Call, rule: Rule, plan: Plan) -> tuple[Program, Packing]:
     """The program and the packing by which what the kernels of a call take is predicted."""
     shown = kernel_call(call, rule)
     if shown is not call:
@@ -225,7 +233,7 @@ def _kernels(context: Context, call: Call, rule: Rule, plan: Plan) -> tuple[Prog
 
 
 def _forecast(
-    context: Context, call: Call, rule: Rule, plan: Plan, rates: StepRates, *, in_place: bool
+    context: Outlook, call: Call, rule: Rule, plan: Plan, rates: StepRates, *, in_place: bool
 ) -> float | None:
     steps = host_steps(context.host, context.program(call, rule, plan), rule.protocol)
     return forecast(steps, rates, in_place=in_place)
@@ -286,6 +294,11 @@ def stats(context: Context) -> Stats:
     """What this rank's calls have moved so far. Local."""
     host = context.host
     return stats_of(host.rank, host.n, counts_in(host.window.counters), timed=host.recorder.ring is not None)
+
+
+def no_stats(child: Child) -> Stats:
+    """What the calls of a communicator have moved that has not opened. Local."""
+    return stats_of(child.comm.rank, len(child.ranks), {}, timed=bool(child.parent.settings.events))
 
 
 def call_of(n: int, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:

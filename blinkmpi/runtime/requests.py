@@ -192,6 +192,19 @@ class ProgressThread:
             with self._idle:
                 self._idle.wait_for(lambda: self.busy == 0)
 
+    def behind(self, work: Work) -> None:
+        """Do ``work`` behind all jobs, for which nobody waits; or here, if there are none."""
+        if self.busy:
+            self._put(work, lambda _: None)
+        else:
+            work()
+
+    def end(self) -> None:
+        """Have the thread end behind its jobs, and do not wait for it."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread = None
+
     def close(self) -> None:
         """Finish the jobs and end the thread. Safe to call twice."""
         if self._thread is not None:

@@ -68,7 +68,7 @@ def settled(
 def takes_blocks(context: Context, collective: str) -> bool:
     """Whether a call of blocks is made as such, and not by a plan: unless a plan, or a scheme for it, was asked for."""
     options, settings = context.options, context.settings
-    if context.host.block_memory is None:
+    if context.host.block_memory is None or context.host.window.full:
         return False
     if context.gpus is not None:  # then what is said of plans is about GPUs
         return True

@@ -1,6 +1,7 @@
 """The communicators of this user's jobs on this machine, by the shared memory that their processes have mapped.
 
-The memory is a file in /dev/shm without a name; each process that maps it holds it open, so /proc/PID/fd leads there.
+The memory is a piece of a file in /dev/shm without a name, of which other pieces are those of communicators that were
+made from the first one. Processes hold the file open, so /proc/PID/fd leads there; /proc/PID/maps has the pieces.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from ..transport.counters import MAGIC, is_counters
 from ..util.shared_memory import PREFIX, SHM, UNNAMED
 
 MOST_RANKS = 1 << 16
+Piece = tuple[int, int, int]  # of a file: its device, its number, and where the piece begins
 
 
 @dataclass
@@ -27,7 +29,7 @@ class Window:
     memory: NDArray[np.uint8]
     n: int
     counters: dict[int, tuple[int, int]]  # of each rank here: where its counters lie, and how many bytes
-    file: tuple[int, int] = (0, 0)  # which file it is
+    file: Piece = (0, 0, 0)
     pids: list[int] = field(default_factory=list)  # processes that map it
 
     @property
@@ -42,11 +44,11 @@ class Window:
 
 def windows(pid: int | None = None) -> list[Window]:
     """All communicators whose memory this user may read; those of one process, if it is named. Oldest process first."""
-    found: dict[tuple[int, int], Window | None] = {}
+    found: dict[Piece, Window | None] = {}
     for process in sorted(_processes()):
-        for path, key in _shared(process):
+        for path, key, length in _shared(process):
             if key not in found:
-                found[key] = _read(path)
+                found[key] = _read(path, key[2], length)
             window = found[key]
             if window is not None:
                 window.file = key
@@ -62,26 +64,39 @@ def _processes() -> Iterator[int]:
             yield int(path.name)
 
 
-def _shared(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The files of ours that a process holds: a path that opens each, and which file it is."""
+def _shared(pid: int) -> Iterator[tuple[str, Piece, int]]:
+    """The pieces of files of ours that a process has mapped: a path that opens the file, which piece, and its bytes."""
     with contextlib.suppress(OSError):  # it has ended, or is another user's
+        pieces = _pieces(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace"))
         for name in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{name}"
             with contextlib.suppress(OSError):
                 if os.readlink(path).startswith((UNNAMED, f"{SHM}/{PREFIX}")):
                     facts = os.stat(path)
-                    yield path, (facts.st_dev, facts.st_ino)
+                    for at, length in pieces.pop(facts.st_ino, ()):
+                        yield path, (facts.st_dev, facts.st_ino, at), length
 
 
-def _read(path: str) -> Window | None:
-    """The communicator in a file; None if there is none of this version in it."""
+def _pieces(maps: str) -> dict[int, list[tuple[int, int]]]:
+    """(place, bytes) of the pieces of each file in /dev/shm, by the file's number, as /proc/PID/maps has them."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for line in maps.splitlines():
+        span, _, at, _, inode, *name = line.split(maxsplit=5)
+        if name and name[0].startswith(f"{SHM}/"):
+            begin, end = (int(word, 16) for word in span.split("-"))
+            found.setdefault(int(inode), []).append((int(at, 16), end - begin))
+    return found
+
+
+def _read(path: str, at: int, size: int) -> Window | None:
+    """The communicator in a piece of a file; None if there is none of this version in it."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        size = os.fstat(file).st_size
-        memory = mmap.mmap(file, size, prot=mmap.PROT_READ) if size >= CONTROL else None
+        size = min(size, os.fstat(file).st_size - at)  # what is mapped are whole pages
+        memory = mmap.mmap(file, size, prot=mmap.PROT_READ, offset=at) if size >= CONTROL else None
     except OSError:  # longer than any memory: none of ours, whatever its name
         return None
     finally:

@@ -11,7 +11,7 @@ from ..transport.control_pages import BODY, RECORD, RECORDS, WORDS, process_stat
 from ..transport.counters import counts_in, heading_of
 from ..transport.stats import Stats, stats_of
 from ..util.text import ranks_text
-from .find import Window
+from .find import Piece, Window
 
 STATES = {"T": "stopped", "t": "stopped", "D": "blocked", "Z": "gone", "X": "gone"}
 
@@ -35,7 +35,7 @@ class Look:
     """A communicator at a moment."""
 
     n: int
-    window: tuple[int, int]  # the file of its shared memory
+    window: Piece  # its shared memory
     seconds: float  # of the monotonic clock
     pids: tuple[int, ...]
     aborted: str  # which rank has aborted, "" if none has

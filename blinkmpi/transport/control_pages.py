@@ -7,7 +7,8 @@ messages of :mod:`.network.messages`::
                       its send and receive buffers lie in calls of even and of odd number, for those who read them; of
                       such calls, too, what it says of the lengths of its blocks
     line 1            heartbeat, in ns of the monotonic clock
-    line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good
+    line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good,
+                      2 once it has dropped the communicator
     line 3            abort word (rank 0's counts): 1 + the rank that aborted, 0 while all is well; the call of whose
                       wait this rank has warned last, and when, in ns of the monotonic clock; for a process that is no
                       rank (``blinkmpi top``): a number that marks such pages, how many ranks the job has, where this
@@ -23,7 +24,8 @@ of a word keep their order; elsewhere the Python side calls ``fence`` (MPI's ``W
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,53 +43,20 @@ RECORDS = 4  # the line of the first record
 RECORD = 1024
 BODY = RECORD - 16  # bytes of a record's body
 INTRODUCTION = 3  # word of line 3
-CONTROL = LINE * (RECORDS + 3 * RECORD // LINE + HEADS + TAILS)
+LEFT, DROPPED = 1, 2  # the third word of line 2
+FLAGS = LINE * (RECORDS + 3 * RECORD // LINE)  # where the heads begin; what lies before them every call needs
+CONTROL = FLAGS + LINE * (HEADS + TAILS)
 
 
-class ControlPages:
-    """The control pages of all ranks, as this rank maps them.
+class PagePlaces:
+    """Where things lie in the control pages of ``n`` ranks, of which those ``here`` are of the node of ``rank``."""
 
-    Args:
-        memory: the shared memory, which begins with the pages.
-        here: the ranks of this node.
-        fence: orders loads and stores of this thread where the machine does not; None where it does.
-    """
-
-    def __init__(
-        self, memory: NDArray[np.uint8], n: int, rank: int, here: tuple[int, ...], fence: Callable[[], None] | None
-    ) -> None:
-        self.n, self.rank, self.here, self.fence = n, rank, here, fence
-        self.bytes, self.words = memory, memory.view(np.uint64)
-        self.address = memory.ctypes.data
-        self.announced, self.finished = self.column(0), self.column(1)
-        self.heartbeats = self.column(WORDS)
-        self.pids, self.starts, self.lefts = (self.column(2 * WORDS + i) for i in range(3))
-        self.abort = self.words[3 * WORDS : 3 * WORDS + 1]
-        self.warned, self.warned_at = self.column(3 * WORDS + 1), self.column(3 * WORDS + 2)
-        self.gone: set[int] = set()  # ranks of other nodes that MPI knows to have failed
-        self._visible = [False] * n
-
-    def introduce(self, counters: int, counter_bytes: int) -> None:
-        """Write down which process this is, and where its counters lie."""
-        self.pids[self.rank], self.starts[self.rank] = os.getpid(), start_time(os.getpid()) or 0
-        at = self.rank * CONTROL // 8 + 3 * WORDS + INTRODUCTION
-        self.words[at + 1 : at + 4] = self.n, counters, counter_bytes
-        self.words[at] = MAGIC
-
-    def see(self) -> None:
-        """Note whose process can be seen: another PID namespace shows other processes, or none, under a peer's id."""
-        peers = zip(self.pids, self.starts, strict=True)
-        self._visible = [
-            r in self.here and start_time(int(pid)) == int(start) != 0 for r, (pid, start) in enumerate(peers)
-        ]
-
-    def column(self, word: int) -> NDArray[np.uint64]:
-        """This word of every rank's pages."""
-        return self.words[word : self.n * CONTROL // 8 : CONTROL // 8]
+    def __init__(self, n: int, rank: int, here: tuple[int, ...]) -> None:
+        self.n, self.rank, self.here = n, rank, here
 
     def head(self, rank: int, channel: int) -> int:
         """Index in ``words`` of the head of ``rank``'s ``channel``-th written channel."""
-        return rank * CONTROL // 8 + WORDS * (RECORDS + 3 * RECORD // LINE + channel)
+        return (rank * CONTROL + FLAGS) // 8 + WORDS * channel
 
     def tail(self, rank: int, channel: int) -> int:
         """Index in ``words`` of the tail of ``rank``'s ``channel``-th read channel."""
@@ -100,6 +69,53 @@ class ControlPages:
     def error_record(self, rank: int) -> int:
         """Offset in ``bytes`` of the record with the error with which ``rank`` aborted."""
         return self.record(rank, 0) + 2 * RECORD
+
+
+class ControlPages(PagePlaces):
+    """The control pages of all ranks, as this rank maps them.
+
+    Args:
+        memory: the shared memory, which begins with the pages.
+        here: the ranks of this node.
+        fence: orders loads and stores of this thread where the machine does not; None where it does.
+    """
+
+    def __init__(
+        self, memory: NDArray[np.uint8], n: int, rank: int, here: tuple[int, ...], fence: Callable[[], None] | None
+    ) -> None:
+        super().__init__(n, rank, here)
+        self.fence = fence
+        self.bytes, self.words = memory, memory.view(np.uint64)
+        self.address = memory.ctypes.data
+        self.announced, self.finished = self.column(0), self.column(1)
+        self.heartbeats = self.column(WORDS)
+        self.pids, self.starts, self.lefts = (self.column(2 * WORDS + i) for i in range(3))
+        self.abort = self.words[3 * WORDS : 3 * WORDS + 1]
+        self.warned, self.warned_at = self.column(3 * WORDS + 1), self.column(3 * WORDS + 2)
+        self.gone: set[int] = set()  # ranks of other nodes that MPI knows to have failed
+        self.visible = [False] * n
+
+    def introduce(self, counters: int, counter_bytes: int) -> None:
+        """Write down which process this is, and where its counters lie."""
+        self.pids[self.rank], self.starts[self.rank] = os.getpid(), own_start(os.getpid())
+        at = self.rank * CONTROL // 8 + 3 * WORDS + INTRODUCTION
+        self.words[at + 1 : at + 4] = self.n, counters, counter_bytes
+        self.words[at] = MAGIC
+
+    def see(self, known: Sequence[bool] | None = None) -> None:
+        """Note whose process can be seen: another PID namespace shows other processes, or none, under a peer's id.
+
+        Args:
+            known: of each rank, where that was found out before.
+        """
+        peers = zip(self.pids, self.starts, strict=True)
+        self.visible = list(known) if known is not None else [
+            r in self.here and start_time(int(pid)) == int(start) != 0 for r, (pid, start) in enumerate(peers)
+        ]  # fmt: skip
+
+    def column(self, word: int) -> NDArray[np.uint64]:
+        """This word of every rank's pages."""
+        return self.words[word : self.n * CONTROL // 8 : CONTROL // 8]
 
     def fingerprints(self, seq: int) -> list[int]:
         """Every rank's fingerprint of call ``seq``."""
@@ -122,12 +138,15 @@ class ControlPages:
         self.heartbeats[self.rank] = time.monotonic_ns()
 
     def state(self, rank: int) -> str:
-        """The process of ``rank``: ``running``, ``stopped``, ``blocked``, ``left``, ``gone``, or ``""`` (not seen)."""
-        if self.lefts[rank]:
-            return "left"
+        """The process of ``rank``: ``running``, ``stopped``, ``blocked``, ``gone``, or ``""`` (not seen).
+
+        ``left`` where Python has ended there, ``dropped`` where it has no such communicator any more.
+        """
+        if left := int(self.lefts[rank]):
+            return "dropped" if left == DROPPED else "left"
         if rank in self.gone:
             return "gone"
-        if not self._visible[rank]:
+        if not self.visible[rank]:
             return ""
         pid = int(self.pids[rank])
         state = process_state(pid)
@@ -146,6 +165,12 @@ def start_time(pid: int) -> int | None:
     """When ``pid`` started, in clock ticks since boot, or None if there is no such process."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
+
+
+@cache
+def own_start(pid: int) -> int:
+    """When this process started."""
+    return start_time(pid) or 0
 
 
 def _stat(pid: int) -> list[str] | None:

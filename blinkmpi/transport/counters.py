@@ -5,6 +5,7 @@
 What finds no free line is counted in its kind's last one, ``["link", "others"]``.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,9 +44,14 @@ class Counters:
     Args:
         memory: the lines, zeros.
         timed: whether times are measured, too.
+        reserve: makes sure that the memory has so many bytes that may be written; whether it has.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], *, n: int, rank: int, timed: bool) -> None:
+    def __init__(
+        self, memory: NDArray[np.uint8], *, n: int, rank: int, timed: bool,
+        reserve: Callable[[int], bool] = lambda _: True,
+    ) -> None:  # fmt: skip
+        self._reserve = reserve
         self._bytes, self.words = memory, memory.view(np.int64).reshape(-1, WORDS)
         self.flat = memoryview(memory).cast("q")  # type: ignore[arg-type]
         self._lines: dict[Name, int] = {}
@@ -73,7 +79,7 @@ class Counters:
 
     def _add(self, name: Name) -> int:
         text, at = msgspec.json.encode(name), int(self.words[0, USED])
-        if at == len(self.words) or len(text) > LINE_BYTES - NAME:
+        if at == len(self.words) or len(text) > LINE_BYTES - NAME or not self._reserve((at + 1) * LINE_BYTES):
             at = self._lines[name[0], OTHERS]
         else:
             self._bytes[at * LINE_BYTES + NAME :][: len(text)] = np.frombuffer(text, np.uint8)

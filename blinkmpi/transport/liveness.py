@@ -17,11 +17,13 @@ from .slow_waits import SlowWaits, stacks_of
 STATES = {
     "gone": "is gone (killed or crashed)",
     "left": "has left (Python ended there)",
+    "dropped": "has dropped its communicator, which it did not free",
     "stopped": "is stopped (SIGSTOP or a debugger)",
     "blocked": "is in uninterruptible sleep (a disk or a network file system)",
     "running": "runs",
 }
 TURN_SECONDS = 0.4  # after which the next rank of a node warns, if none before it has
+AWAY = ("left", "dropped")  # states of a rank that has completed its part of every call before
 SILENT_NS = 1_000_000_000  # without a heartbeat, after which a rank is suspected first
 
 
@@ -56,7 +58,7 @@ class Peers:
 
     def ended(self) -> list[int]:
         """The other ranks whose processes have ended."""
-        return [r for r in range(self.n) if r != self.rank and self.pages.state(r) in ("left", "gone")]
+        return [r for r in range(self.n) if r != self.rank and self.pages.state(r) in (*AWAY, "gone")]
 
     def lost(self) -> list[int]:
         """The ranks whose processes have died."""
@@ -64,7 +66,7 @@ class Peers:
 
     def owing(self, what: str) -> dict[int, str]:
         """All other ranks that may still owe ``what``."""
-        return {r: what for r in range(self.n) if r != self.rank and self.pages.state(r) != "left"}
+        return {r: what for r in range(self.n) if r != self.rank and self.pages.state(r) not in AWAY}
 
     def absent(self, seq: int) -> dict[int, str]:
         """The ranks that have not announced call ``seq``."""

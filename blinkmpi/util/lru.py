@@ -1,6 +1,7 @@
 """A cache of bounded size that forgets what was used least recently."""
 
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -28,5 +29,6 @@ class LRU(OrderedDict[K, V]):
         """The entry, which becomes the most recent; None if there is none."""
         value = self.get(key)
         if value is not None:
-            self.move_to_end(key)
+            with suppress(KeyError):  # another thread has just forgotten it
+                self.move_to_end(key)
         return value

@@ -7,15 +7,22 @@ what they cannot see there is not theirs to share. Ranks whose process numbers d
 The file system gives such a file its pages when they are first touched, and a process that touches one when none is
 left dies of SIGBUS. So every rank reserves its part beforehand (``posix_fallocate``): that fails with an error instead,
 and puts the pages near the processor of the rank that uses them.
+
+A :class:`SharedFile` is such a file for many pieces of memory, which come and go: those of a communicator and of all
+that are made from it. It has room for any number of them, because the file system keeps only what is reserved.
 """
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
+import resource
 import secrets
 import socket
+import threading
 from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 
@@ -26,6 +33,20 @@ SHM, PREFIX = "/dev/shm", "blinkmpi-"
 UNNAMED = f"{SHM}/#"  # how the links in /proc begin that lead to files without a name
 NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 OPEN = os.O_RDWR | os.O_CLOEXEC
+PAGE = mmap.PAGESIZE
+MOST = 1 << 62  # bytes
+KEEP_SIZE, PUNCH_HOLE = 1, 2  # of Linux's fallocate()
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """What Python has no function of."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    return libc
 
 
 class NotShared(OSError):
@@ -38,6 +59,91 @@ class _Place(msgspec.Struct, frozen=True):
     path: str
     device: int
     inode: int
+
+
+class Mapped:
+    """A piece of a file, for ``numpy.asarray``; it leaves this process's memory with the last view of it.
+
+    Python's ``mmap`` would keep a descriptor of the file for each.
+    """
+
+    def __init__(self, file: int, at: int, nbytes: int) -> None:
+        self._place, self._unmap = None, _libc().munmap
+        found = _libc().mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, at)
+        if found in (None, ctypes.c_void_p(-1).value):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._place = int(found), nbytes
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (found, False), "version": 3}
+
+    def __del__(self) -> None:
+        """Unmap it."""
+        if self._place is not None:
+            self._unmap(*self._place)
+
+
+class SharedFile:
+    """A file that the processes of a node share, open as long as one of them needs it; each gives out places in it.
+
+    No place is given out twice. So whoever gives memory back late takes nobody else's.
+
+    Args:
+        file: its descriptor.
+        index, among: which of how many parts of the file this process gives out places in.
+    """
+
+    def __init__(self, file: int, index: int, among: int) -> None:
+        self.file = file
+        each = os.fstat(file).st_size // among // PAGE * PAGE
+        self._next, self._end = index * each, (index + 1) * each
+        self._lock = threading.Lock()
+
+    def place(self, nbytes: int) -> int:
+        """A place for so many bytes; a page behind it stays free, so that two mappings are never one.
+
+        OSError if this process has given out all that it had.
+        """
+        with self._lock:  # two threads may open communicators
+            at, self._next = self._next, self._next + (-(-nbytes // PAGE) + 1) * PAGE
+        if self._next > self._end:
+            raise OSError(errno.ENOSPC, "all places in the shared file were given out")
+        return at
+
+    def skip(self, to: int) -> None:
+        """Give out no place before this one."""
+        self._next = max(self._next, -(-to // PAGE) * PAGE + PAGE)
+
+    def mapped(self, at: int, nbytes: int) -> Mapped:
+        """What lies there, in this process's memory. Only what was reserved may be touched."""
+        return Mapped(self.file, at, nbytes)
+
+    def reserve(self, at: int, nbytes: int) -> bool:
+        """Have pages for a piece of it; whether there is room."""
+        try:
+            if nbytes > 0:
+                os.posix_fallocate(self.file, at, nbytes)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                return False
+            raise
+        return True
+
+    def give_back(self, at: int, nbytes: int) -> None:
+        """Free the pages of a piece, whoever has it mapped."""
+        punched = _libc().fallocate(self.file, KEEP_SIZE | PUNCH_HOLE, at, nbytes)
+        if punched:
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot give back shared memory: {os.strerror(number)}")
+
+    def __del__(self) -> None:
+        """Close it."""
+        os.close(self.file)
+
+
+def longest() -> int:
+    """Bytes of a file that holds many pieces of memory: as many as there may be, of which few are there."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return MOST if limit == resource.RLIM_INFINITY else min(limit, MOST)
 
 
 def shared_memory(node: Comm, nbytes: int, parts: Sequence[tuple[int, int]]) -> mmap.mmap | None:
@@ -61,8 +167,11 @@ def shared_memory(node: Comm, nbytes: int, parts: Sequence[tuple[int, int]]) -> 
     return None
 
 
-def shared_file(node: Comm, nbytes: int) -> int | NotShared:
+def shared_file(node: Comm, nbytes: int, *, limited: bool = True) -> int | NotShared:
     """A descriptor of a file of ``nbytes`` zeros, which all ranks of ``node`` have open; collective.
+
+    Args:
+        limited: whether it lies in /dev/shm; otherwise in memory that no file system limits (``memfd_create``).
 
     Returns:
         The descriptor; the error where this rank shares no memory with the first one.
@@ -73,7 +182,7 @@ def shared_file(node: Comm, nbytes: int) -> int | NotShared:
     made: list[int] = []
 
     def make() -> _Place:
-        made.append(_unnamed(nbytes))
+        made.append(_unnamed(nbytes, limited))
         facts = os.fstat(made[0])
         return _Place(f"/proc/{os.getpid()}/fd/{made[0]}", facts.st_dev, facts.st_ino)
 
@@ -96,10 +205,11 @@ def shared_file(node: Comm, nbytes: int) -> int | NotShared:
     return file
 
 
-def _unnamed(nbytes: int) -> int:
+def _unnamed(nbytes: int, limited: bool) -> int:
     try:
-        file = os.open(SHM, os.O_TMPFILE | OPEN, 0o600)
+        file = os.open(SHM, os.O_TMPFILE | OPEN, 0o600) if limited else os.memfd_create(PREFIX, os.MFD_CLOEXEC)
         try:
+            os.fchmod(file, 0o600)  # others could only reach memory without a file system through /proc
             os.ftruncate(file, nbytes)
         except OSError:
             os.close(file)

@@ -6,7 +6,6 @@ import numpy as np
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import TopologyError
 
 
 def use(comm: MPI.Intracomm) -> None:
@@ -23,23 +22,21 @@ def use(comm: MPI.Intracomm) -> None:
 def main() -> None:
     world = MPI.COMM_WORLD
     for _ in range(2):
-        made: list[MPI.Intracomm] = [blinkmpi.Communicator(world, timeout=20)]
-        sizes, refused = [], ""
-        while len(made) < 12:
-            try:
-                made.append(made[0].Split(world.rank % 2, world.rank))
-            except TopologyError as error:
-                refused = str(error)
+        made, sizes, full = [blinkmpi.Communicator(world, timeout=20)], [], ""
+        while len(made) < 40 and not full:
+            half = world.Split(world.rank % 2, world.rank)
+            made.append(blinkmpi.Communicator(half, timeout=20))
+            half.Free()
             use(made[-1])
-            sizes.append(made[-1].context.host.arena_bytes)  # type: ignore[attr-defined]
-            if refused := max(world.allgather(refused)):
-                break
-        for comm in made:
+            full = max(world.allgather(made[-1].context.host.window.full))
+            sizes.append(made[-1].context.host.arena_bytes)
+        children = [made[0].Split(world.rank % 2, world.rank) for _ in range(12)]
+        for comm in (*made, *children):
             use(comm)
-        for comm in made:
+        for comm in (*made, *children):
             comm.Free()
         if world.rank == 0:
-            print(f"{len(made)} communicators, slots of {sizes} bytes; then: {refused}")
+            print(f"{len(made)} communicators, slots of {sizes} bytes; then: {full}")
     world.Barrier()
 
 

@@ -184,8 +184,14 @@ def room(nbytes: int, *, seen: int | None = None) -> Iterator[None]:
 @mpi(ranks=(3,), timeout=60)
 def test_too_little_shared_memory_on_one_rank_is_told_on_all(comm: MPI.Intracomm) -> None:
     words = r"/dev/shm on \S+ has 100 KiB free; a communicator of 3 ranks there needs at least .* KiB .*--shm-size"
-    with room(100 << 10 if comm.rank == ODD else 1 << 30), pytest.raises(TopologyError, match=words):
-        blinkmpi.Communicator(comm)
+    little = 100 << 10 if comm.rank == ODD else 1 << 30
+    with room(little), pytest.raises(TopologyError, match=words):
+        blinkmpi.Communicator(comm, strict=True)
+    with room(little), blinkmpi.Communicator(comm, timeout=20) as ours:  # whose calls are MPI's
+        assert re.match(words, ours.context.host.window.full)
+        x = np.ones(1000)
+        ours.Allreduce(MPI.IN_PLACE, x)
+        assert (x == 3).all()
     works(comm)
 
 

@@ -152,6 +152,29 @@ def case_collective(what: str) -> None:
     meet(*OTHERS)
 
 
+@pytest.mark.parametrize("how", ["blocks", "does not block"])
+def test_the_first_call_on_a_communicator_from_another_one_has_the_deadline(how: str) -> None:
+    with start("first", how) as job:
+        outcome = finish(job)
+    all_time_out(outcome, 1)
+    assert all("the first call on a communicator of Split()" in said(outcome, "text")[r] for r in OTHERS)
+
+
+def case_first(how: str) -> None:
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=20)
+    child = comm.Split()
+    assert isinstance(child, blinkmpi.Communicator)
+    comm.Barrier()
+    say(pid=os.getpid())
+    if comm.rank == VICTIM:
+        time.sleep(NEVER_S)
+    x = np.ones(3)
+    attempt(lambda: child.Bcast(x, timeout=1) if how == "blocks" else child.Ibcast(x, timeout=1).Wait())
+    with pytest.raises(PeerLost, match="died earlier"):
+        child.Barrier()
+    meet(*OTHERS)
+
+
 @pytest.mark.parametrize("how", ["stops", "works"])
 def test_a_rank_amid_the_bootstrap_may_work_but_not_stop(how: str) -> None:
     with start("amid", how) as job:

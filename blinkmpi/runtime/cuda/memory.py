@@ -11,13 +11,13 @@ from ...util.together import together
 from .context import CudaContext
 
 
-def pool_of(gpus: CudaContext) -> MemoryPool:
+def pool_of(gpus: CudaContext | None) -> MemoryPool:
     """The pool.
 
     Raises:
         ArgumentError: if there is none.
     """
-    if gpus.pool is None or gpus.pool.closed:
+    if gpus is None or gpus.pool is None or gpus.pool.closed:
         raise ArgumentError(
             "this communicator has no memory pool; make one before, with comm.memory_pool(bytes) on all ranks"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ...transport.host.transport import HostTransport
@@ -30,6 +30,9 @@ class Ranks(Protocol):
 
     def of_node(self, options: Options, settings: Settings) -> tuple[Bounded, tuple[int, int]]:
         """Those that share memory with this one, as far as the user lets them; its place on its machine; collective."""
+
+    def of_nodes(self, firsts: Sequence[int]) -> Bounded:
+        """Those of this one's node, where it is known of each rank which is the first of its node; collective."""
 
     def give_up(self, error: BaseException) -> None:
         """Give back what is there, because a communicator cannot be made; collective, unless a rank is missing."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mpi4py import MPI, run
 
 from ...errors import CollectiveTimeout, PeerLost
 from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
-from ...transport.network.exchanges import BoundedComm, duplicate, introduce
+from ...transport.network.exchanges import BegunDup, BoundedComm, duplicate, introduce
 from ...transport.slow_waits import SlowWaits
 from ...util.settings import Settings, log
 from ..bootstrap import Options, first_deadline, own_settings, virtual_node
@@ -44,11 +44,12 @@ class MpiRanks:
 
     Args:
         comm: the Communicator.
+        begun: the duplicate and its request, where that was begun before.
     """
 
-    def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous) -> None:
+    def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous, begun: BegunDup | None = None) -> None:
         self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
-        self.private = duplicate(self.public, rendezvous)
+        self.private = duplicate(self.public, rendezvous, begun)
         self.together = BoundedComm(self.private, rendezvous)
         self._node: MPI.Intracomm | None = None
 
@@ -63,7 +64,7 @@ class MpiRanks:
 
     def of_node(self, options: Options, settings: Settings) -> tuple[Bounded, tuple[int, int]]:
         """The ranks that share memory with this one, as the launcher sees it; a virtual node is a part of them."""
-        virtual = virtual_node(self.together.rank, self.together.size, options, settings)
+        virtual = virtual_node(self.together.rank, self.together.size, settings)
         self.together.Barrier()  # which has a deadline; MPI's own splits have none
         node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.together.rank))
         place = node.rank, node.size
@@ -72,6 +73,14 @@ class MpiRanks:
             whole.Free()
         self._node = node
         return BoundedComm(node, self.together.rendezvous), place
+
+    def of_nodes(self, firsts: Sequence[int]) -> Bounded:
+        """The ranks of this one's node."""
+        if len(set(firsts)) == 1:
+            return self.together
+        self.together.Barrier()
+        self._node = MPI.Intracomm(self.private.Split(firsts[self.together.rank], self.together.rank))
+        return BoundedComm(self._node, self.together.rendezvous)
 
     def give_up(self, error: BaseException) -> None:
         """Free what was being made."""

@@ -7,7 +7,7 @@ fails ends alone, and its peers notice it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...errors import ArgumentError, SettingsError, TopologyError
 from ...planning.selection import parse_algo
@@ -70,6 +70,10 @@ class StoreRanks:
                     f"a StoreCommunicator is for the processes of one node; {INSTEAD}"
                 )
         return together, found[together.rank][2]
+
+    def of_nodes(self, firsts: Sequence[int]) -> Bounded:
+        """All ranks, which share memory."""
+        return self.together
 
     def give_up(self, error: BaseException) -> None:
         """Leave the store, unless some rank is missing."""

@@ -1,6 +1,7 @@
 """Programs on CPU ranks of a node, in shared memory.
 
 ``transport``        opens and loads; waits, times out, looks after the peers
+``outlook``          what is known of it before it opens
 ``own_records``      where a rank announces its calls
 ``executor.c``       the C executor, which runs the stages of a rank (``native`` compiles and loads it, ``native_rows``
                      writes its table); with ``reduction.h`` and ``single_copy.h``

@@ -56,6 +56,15 @@ class BlockMemory:
         read_from = READ_FROM_OF_ALL[more] * (self._n - 1) if shared else READ_FROM[more]
         return short, max(read_from, short + 1) if self._reads else 0
 
+    def takes(self, moves: BlockMoves) -> list[tuple[int, bool]]:
+        """Bytes of slots that a rank's part of a call takes, and whether they are those of calls in one shot.
+
+        Rings are taken where blocks are longer than a slot, as memory that should be read may be closed.
+        """
+        longest = max(nbytes for _, nbytes in (*moves.sends, *moves.receives))
+        rings = [(self._arena_bytes, False)] if longest > self._rooms(shared=moves.shared)[1] else []
+        return [(self._slot_bytes, True), *rings]
+
     def _read_from(self, moves: BlockMoves) -> int:
         """Bytes from which on blocks are read out of their senders' buffers."""
         return (0 if moves.in_place else self.lengths(shared=moves.shared)[1]) or NEVER

@@ -1,8 +1,12 @@
 """What the ranks of a node can do, agreed by all of them as the transport opens: executor and protocol."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +16,28 @@ from ..network.messages import NodeMessages
 from . import native
 from .shared_window import MESSAGE_BYTES, SharedWindow
 from .shots import NodeShots, functions
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the ranks of a communicator have agreed on that holds for some of them, too.
+
+    Args:
+        native, executor: the C executor, and why it is taken, or not.
+        no_cma: why they cannot read one another's memory, empty if they can; None where they have to find out.
+        has_shots: whether C sends the messages of short calls between nodes.
+        hosts: the name of every rank's machine.
+    """
+
+    native: native.Native | None
+    executor: str
+    no_cma: str | None
+    has_shots: bool
+    hosts: Sequence[str]
+
+    def of(self, ranks: Sequence[int]) -> Known:
+        """What holds for these ranks."""
+        return replace(self, hosts=[self.hosts[r] for r in ranks])
 
 
 def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Native | None, str]:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from ...errors import PlanError
 from ...program.ir import Program
 from ..control_pages import HEADS, LINE, TAILS
-from .shared_window import SharedWindow
+from .shared_window import WindowLayout
 
 
 class ChannelLayout:
@@ -28,7 +28,7 @@ class ChannelLayout:
     def __init__(
         self,
         program: Program,
-        window: SharedWindow,
+        window: WindowLayout,
         itemsize: int,
         partial_itemsize: int,
         shift: int,
@@ -59,6 +59,7 @@ class ChannelLayout:
             used[w] += 0 if c in exported or c in messages else stride * (1 if program.one_shot else program.depth)
             for r in channel.readers:
                 read[r] += 1
+        self.written, self.read, self.used = written, read, used  # by each rank: flags, and bytes of slots
         if max(written, default=0) > HEADS or max(read, default=0) > TAILS:
             raise PlanError(f"a rank would write {max(written)} and read {max(read)} channels; at most {HEADS} fit: "
                             "use a scheme with fewer trees")  # fmt: skip

@@ -288,9 +288,9 @@ class HostCall:
         return call
 
 
-def entry(transport: HostTransport, called: Called, timeout_s: float) -> HostCall | None:
+def entry(transport: HostTransport, called: Called, timeout_s: float, *, counted: bool = True) -> HostCall | None:
     """A call without data that C makes alone; None where it cannot."""
-    program = transport.nothing(called.text.partition("(")[0])
+    program = transport.nothing(called.text.partition("(")[0] if counted else "")
     if program is None:
         return None
     return HostCall(transport, program, called, HostBuffers(None, None), timeout_s, owns=False)

@@ -24,7 +24,7 @@ from . import native
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
 from .numpy_executor import NumpyStage
-from .shared_window import MESSAGE_BYTES, SharedWindow
+from .shared_window import MESSAGE_BYTES, SharedWindow, WindowLayout
 from .shots import NodeShots
 from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
 from .traffic import BLOCKS, traffic_of, traffic_of_blocks
@@ -90,7 +90,7 @@ def nothing_to_move(
     place(struct, window)
     sends = tell(struct, shots, None)
     empty = Program(Call("barrier", window.pages.n, (0,), ""), ONE_SHOT, 1, 1, (), ())
-    tally, nothing = recorder.tally({("collective", collective): (0, 1)}), np.zeros(0, np.int64)
+    tally, nothing = recorder.tally({("collective", collective): (0, 1)} if collective else {}), np.zeros(0, np.int64)
     _count(struct, tally, nothing, recorder, TracedProgram(collective, ()))
     return HostProgram(
         lambda: empty, "c", nothing, struct, Endpoints([]), [], (False, False), False, 0, 0, 1, tally, nothing, sends
@@ -148,9 +148,14 @@ def load(
         library: the C executor; without it NumPy executes everything.
         shots: the messages of calls in one shot, if there are several nodes.
         cma: whether what lies in its writer's buffer is read from there.
+
+    Raises:
+        NoRoom: if the window has no room for it.
     """
     resolved = resolve(make(), window, library, cma=cma)
     part, program, call, rank = resolved.part, resolved.program, resolved.program.call, window.pages.rank
+    layout = resolved.layout
+    window.need(layout.written[rank], layout.read[rank], layout.used[rank], one_shot=bool(program.one_shot))
     item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
     stages, codes, exported = program.of(rank), resolved.codes, resolved.exported
     after = resolved.after or {}
@@ -214,7 +219,7 @@ class Resolved:
     sent: ShotMessages | None = None  # what the nodes send one another in one shot
 
 
-def resolve(whole: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> Resolved:
+def resolve(whole: Program, window: WindowLayout, library: native.Native | None, *, cma: bool) -> Resolved:
     """Cut this node's part out of a program and lay out its channels; the same on every rank of the node."""
     part = part_of(whole, window.pages.here)
     call = part.program.call
@@ -232,7 +237,7 @@ def resolve(whole: Program, window: SharedWindow, library: native.Native | None,
 
 
 def _in_messages(
-    part: NodePart, whole: Program, sent: ShotMessages, window: SharedWindow
+    part: NodePart, whole: Program, sent: ShotMessages, window: WindowLayout
 ) -> dict[int, tuple[int, int]]:
     """Where the slots lie, of channels of this node's part, that messages take to other nodes or bring from there."""
     room, here = window.longest_message, window.pages.here
@@ -254,7 +259,7 @@ def _in_messages(
     return found
 
 
-def fits(program: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> bool:
+def fits(program: Program, window: WindowLayout, library: native.Native | None, *, cma: bool) -> bool:
     """Whether the channels of a program find room in the window; the same on every rank."""
     try:
         resolve(program, window, library, cma=cma)

@@ -26,18 +26,20 @@ from ..announcement import Announcement, Numbers, encode_failure
 from ..control_pages import BODY
 from ..counters import Counters
 from ..interface import PeerDelegates, Refused
-from ..liveness import Peers
+from ..liveness import AWAY, Peers
 from ..network.bounded import Bounded
 from ..network.endpoints import Endpoints
 from ..network.messages import NodeMessages
 from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
-from .capabilities import agree_on_cma, agree_on_executor, open_shots
-from .host_program import ExecutorName, HostProgram, load, nothing_to_move, of_blocks, place
+from .capabilities import Known, agree_on_cma, agree_on_executor, open_shots
+from .host_program import HostProgram, load, nothing_to_move, of_blocks
+from .host_program import place as tell_places
 from .numpy_executor import OUTCOMES, Outcome, barrier_numpy, repeat
+from .outlook import HostOutlook
 from .own_records import OwnRecords
-from .shared_window import ARENA_BYTES, SharedWindow
+from .shared_window import ARENA_BYTES, Place, SharedWindow
 from .shots import NodeShots
 from .single_copy import Helper
 
@@ -51,7 +53,7 @@ BLOCK_PROGRAMS = 1024  # of calls of blocks, by their lengths
 LEAVE_SECONDS = 60.0  # that a rank waits at its end for the others, if the communicator is dead
 
 
-class HostTransport:
+class HostTransport(HostOutlook):
     """Executes programs among the ranks of ``comm``.
 
     Args:
@@ -63,10 +65,15 @@ class HostTransport:
         say: told, at most once, of a call that cannot take the protocol ``cma``.
         slow: when to warn of a wait.
         events: how many events of calls are kept for a trace; 0: none.
+        strict: whether it is an error that /dev/shm has no room.
+        known: what is known of these ranks, if they are some of another communicator's.
+        place: where they have room in its memory.
 
     Raises:
         ArgumentError: on every rank, if ``executor='c'`` and there is no C executor.
     """
+
+    window: SharedWindow
 
     def __init__(
         self,
@@ -80,36 +87,53 @@ class HostTransport:
         say: Callable[[str], None] = lambda _: None,
         slow: SlowWaits | None = None,
         events: int = 0,
+        strict: bool = False,
+        known: Known | None = None,
+        place: Place | None = None,
     ) -> None:
         self.n, self.rank, self.say = comm.size, comm.rank, say
-        self.native, self.executor_reason = agree_on_executor(comm, node, executor)
-        self.executor: ExecutorName = "c" if self.native else "numpy"
-        self.window = SharedWindow(comm, node, arena_bytes)
-        self.pages = self.window.pages
-        counters = Counters(self.window.counters, n=self.n, rank=self.rank, timed=bool(events))
+        self.native, how = agree_on_executor(comm, node, executor) if known is None else (known.native, known.executor)
+        self.executor = "c" if self.native else "numpy"
+        self.executor_reason = self._why_executor = how
+        self.window = window = SharedWindow(comm, node, arena_bytes, strict=strict, place=place)
+        self.pages = window.pages
+        start = window.counter_places[self.rank]
+        counters = Counters(
+            window.counters, n=self.n, rank=self.rank, timed=bool(events), reserve=partial(window.keep, start)
+        )
         self.recorder = Recorder(counters, self.n, self.rank, events)
         self.records = OwnRecords(self.pages, self.until_done)
-        several = len(self.window.nodes) > 1
+        several = len(window.nodes) > 1
         self.messages = NodeMessages(comm, self.pages) if several else None
         self.shots: NodeShots | None = None  # messages of calls in one shot
         if self.messages is not None:
             self.no_cma = "slots alone lead to other nodes"
-            self.shots, how = open_shots(comm, self.native, self.messages, self.window)
-            self.executor_reason += f"; messages of MPI between nodes{how}"
+            self.shots, shots = open_shots(comm, self.native, self.messages, window)
+            self.executor_reason += f"; messages of MPI between nodes{shots}"
         else:
-            self.no_cma = agree_on_cma(comm, self.native, disabled=not cma)
+            found = known.no_cma if known is not None else None
+            self.no_cma = agree_on_cma(comm, self.native, disabled=not cma) if found is None else found
             how = f"no cma: {self.no_cma}" if self.no_cma else "ranks read one another's memory (cma)"
             self.executor_reason += f"; {how}"
+        self.has_shots, self._may_read = self.shots is not None, cma
         self.helper = Helper(self.native if cma_threads > 1 else None, node.size)
-        self.arena_bytes = self.window.arena_bytes
-        self.peers = Peers(self.pages, allgather(comm, MPI.Get_processor_name(), str), slow, comm.processes())
+        self.arena_bytes = window.arena_bytes
+        hosts = allgather(comm, MPI.Get_processor_name(), str) if known is None else list(known.hosts)
+        self.peers = Peers(self.pages, hosts, slow, comm.processes())
         self._barrier = native.CallStruct()
         self._barrier.spins = self._spins = (
             SPINS if node.size <= len(os.sched_getaffinity(0)) and not several else CROWDED_SPINS
         )
-        place(self._barrier, self.window)
+        tell_places(self._barrier, window)
         self._nothing: dict[str, HostProgram] = {}  # by collective
         self._blocks: LRU[tuple[object, ...], HostProgram] = LRU(BLOCK_PROGRAMS)
+
+    @property
+    def known(self) -> Known:
+        """What holds for a part of these ranks, too."""
+        holds = self.messages is None and (not self.no_cma or self.native is None or not self._may_read)
+        no_cma = self.no_cma if holds else None
+        return Known(self.native, self._why_executor, no_cma, self.has_shots, self.peers.hosts)
 
     # ---- before a call
 
@@ -127,8 +151,13 @@ class HostTransport:
         return loaded
 
     def nothing(self, collective: str) -> HostProgram | None:
-        """The program of a call without data that C makes alone; None where it cannot."""
+        """The program of a call without data that C makes alone; None where it cannot.
+
+        Without a collective it is a meeting that is not counted, and that C cannot make where calls are traced.
+        """
         if self.native is None or (self.messages is not None and self.shots is None):
+            return None
+        if not collective and self.recorder.ring is not None:
             return None
         if collective not in self._nothing:
             self._nothing[collective] = nothing_to_move(self.window, self.recorder, collective, self.shots)
@@ -149,10 +178,16 @@ class HostTransport:
         return memory if memory.fits else None
 
     def load_blocks(self, moves: BlockMoves) -> HostProgram:
-        """The program of a call of blocks, whatever their places."""
+        """The program of a call of blocks, whatever their places.
+
+        Raises:
+            NoRoom: if the window has no room for it.
+        """
         assert self.block_memory is not None
         found = self._blocks.find(moves.lengths)
         if found is None:
+            for slots, one_shot in self.block_memory.takes(moves):
+                self.window.need(self.n, self.n, slots, one_shot=one_shot)
             found = of_blocks(moves, self.block_memory, self.window, self.helper, self.recorder)
             found.struct.spins = self._spins
             self._blocks.put(moves.lengths, found)
@@ -348,13 +383,13 @@ class HostTransport:
             if self.messages:
                 self.messages.poll_aborts()
             states = {r: self.pages.state(r) for r in range(self.n)}
-            here = [r for r, state in states.items() if state not in ("left", "gone")]
+            here = [r for r, state in states.items() if state not in (*AWAY, "gone")]
             if time.monotonic() > end or all(states[r] == "stopped" for r in here):
                 return here
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Free the shared memory; collective."""
+        """Look at the shared memory no more."""
         self.helper.close()
         if self.shots:
             self.shots.close()

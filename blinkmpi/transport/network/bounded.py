@@ -23,6 +23,7 @@ from ..python_stacks import ASK_SECONDS, CAME_TO, ask, close_service, open_servi
 from ..slow_waits import SlowWaits, stacks_of
 
 LOOK_SECONDS = 0.2  # how often a wait looks after the others
+SPINS = 2048  # polls before the core is yielded, about a millisecond, where each rank has one
 SPIN_SECONDS = 0.05  # a wait polls without sleeping for so long
 GONE_SECONDS = 1.0  # after which a process that has ended counts as lost, if its part is still owed
 WORK_SECONDS = 30.0  # that a rank may be at work between two exchanges of one rendezvous, whatever timeout= says
@@ -40,7 +41,7 @@ class Rendezvous:
     """What is being done by some exchanges, and how long the ranks may take: shared by the communicators that do it.
 
     A rank must come to the first exchange within ``timeout_s``. Then all are known to be there, and one that runs may
-    compile or plan for ``WORK_SECONDS``, though ``timeout_s`` is less; one that is stopped may not.
+    compile or plan for ``work_s``, though ``timeout_s`` is less; one that is stopped may not.
     """
 
     def __init__(self, what: str, timeout_s: float, slow: SlowWaits) -> None:
@@ -48,6 +49,7 @@ class Rendezvous:
         self.give_up: Callable[[BaseException], object] = lambda _: None  # told of what ended an exchange
         self.check: Callable[[], object] = lambda: None  # raises what has ended it on another rank
         self.met = False  # whether all have come to the first exchange
+        self.work_s = WORK_SECONDS
 
     @contextmanager
     def doing(self, what: str, timeout_s: float) -> Iterator[None]:
@@ -145,10 +147,12 @@ class Bounded(ABC):
     def _poll(self, begun: Begun) -> None:
         since = looked = time.monotonic()
         polls, gone_since, slow = 0, 0.0, False
+        spins = SPINS if self.size <= len(os.sched_getaffinity(0)) else 0
         while not begun.Test():
             polls += 1
             if polls % 64 and not slow:
-                os.sched_yield()
+                if polls > spins:
+                    os.sched_yield()
                 continue
             now = time.monotonic()
             slow = now - since > SPIN_SECONDS
@@ -171,7 +175,7 @@ class Bounded(ABC):
         if gone:
             raise PeerLost(f"{rendezvous.what}: {self._words(gone)}start the job again")
         late = waited_s >= rendezvous.timeout_s
-        if late and rendezvous.met and waited_s < WORK_SECONDS and not self._stopped():
+        if late and rendezvous.met and waited_s < rendezvous.work_s and not self._stopped():
             late = False
         if late:
             missing = self.missing()

@@ -20,6 +20,8 @@ from ..processes import KNOWN, JobProcess, learn, learn_from_launcher, own
 from .bounded import Begun, Bounded, Rendezvous
 
 FAILED = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+SHORT = 56  # bytes of a rank that go with their length
+BegunDup = tuple[MPI.Intracomm, MPI.Request]
 TAGS = 32768  # that any MPI has
 ABANDONED: list[object] = []  # requests that were given up, and their memory, which MPI may still write
 _made: dict[str, int] = {}  # communicators of the same ranks that this process has made
@@ -40,11 +42,15 @@ class BoundedComm(Bounded):
         super().__init__(comm.rank, comm.size, rendezvous, f"{key}.{_made[key]}", among)
 
     def allgather_bytes(self, body: bytes, /) -> list[bytes]:
-        """Everybody's bytes, in rank order."""
-        lengths = np.empty(self.size, np.int64)
-        self._do("Iallgather", np.array([len(body)], np.int64), lengths)
-        counts = lengths.tolist()
+        """Everybody's bytes, in rank order; short ones go with their lengths."""
+        mine, theirs = np.zeros(8 + SHORT, np.uint8), np.empty((self.size, 8 + SHORT), np.uint8)
+        mine[:8].view(np.int64)[0] = len(body)
+        mine[8 : 8 + len(body)] = np.frombuffer(body[:SHORT], np.uint8)
+        self._do("Iallgather", mine, theirs)
+        counts: list[int] = theirs[:, :8].copy().view(np.int64)[:, 0].tolist()
         check_lengths(counts, MOST_GATHERED)
+        if max(counts) <= SHORT:
+            return [row[8 : 8 + count].tobytes() for row, count in zip(theirs, counts, strict=True)]
         found = np.empty(sum(counts), np.uint8)
         self._do("Iallgatherv", np.frombuffer(body, np.uint8), [found, counts])
         return cut(found, counts)
@@ -62,9 +68,9 @@ class BoundedComm(Bounded):
         """Return when all have come."""
         self._do("Ibarrier")
 
-    def Dup(self) -> MPI.Intracomm:
-        """A duplicate, for messages."""
-        comm, request = self.comm.Idup()
+    def Dup(self, begun: BegunDup | None = None) -> MPI.Intracomm:
+        """A duplicate, for messages; ``begun``: which MPI is making."""
+        comm, request = begun or self.comm.Idup()
         self.wait(request, comm)
         return MPI.Intracomm(comm)
 
@@ -113,9 +119,13 @@ def world_ranks(comm: MPI.Intracomm) -> list[int]:
     return found
 
 
-def duplicate(comm: MPI.Intracomm, rendezvous: Rendezvous) -> MPI.Intracomm:
-    """A duplicate of a communicator of the user's, made when all its ranks have come; nothing else is sent on it."""
-    return BoundedComm(comm, rendezvous).Dup()
+def duplicate(comm: MPI.Intracomm, rendezvous: Rendezvous, begun: BegunDup | None = None) -> MPI.Intracomm:
+    """A duplicate of a communicator of the user's, made when all its ranks have come; nothing else is sent on it.
+
+    Args:
+        begun: the duplicate and its request, where that was begun before.
+    """
+    return BoundedComm(comm, rendezvous).Dup(begun)
 
 
 def meet(private: MPI.Intracomm, ranks: list[int], rendezvous: Rendezvous, tag: int) -> None:

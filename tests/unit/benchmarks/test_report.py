@@ -125,7 +125,13 @@ def test_a_report_marks_short_calls_below_the_goal_and_says_why() -> None:
             short("scan", 65536, 0.96, "slots", "in_place"), short("scan", 64, 1.5, "one_shot")]  # fmt: skip
     found = document(*rows) | {"small_calls": about}
     found["blinkmpi"] |= {"hardware": {"cpu": "a processor", "cores_available": 2}}
+    assert "communicators made" not in made.render([("small-np2.json", found)])
+    found["communicators"] = [short("split", 0, 0.7), short("split", 32, 0.1), short("dup", 0, 0.8)]
     page = made.render([("small-np2.json", found)])
+    told = (
+        "Split without a call 0.70 (2.0); Split with a call of 32 B on it 0.10 (2.0); Dup without a call 0.80 (2.0)\n"
+    )
+    assert f"- communicators made and freed, mpi4py's time / ours (ours): {told}" in page
     assert "| broadcast | out of place | **0.50** (2.0) | **0.90** (2.0) |" in page
     assert "| scan | out of place | 1.50 (2.0) | - |" in page
     assert "fewer or for none: broadcast 64 B\n" in page

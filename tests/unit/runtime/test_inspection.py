@@ -7,6 +7,7 @@ from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.selection import choose
 from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.runtime import inspection
+from blinkmpi.runtime.outlook import Outlook
 from blinkmpi.topology import machine, modify
 
 GPUS = modify(machine("hgx-h200"), gpus="0-3")
@@ -23,7 +24,9 @@ def on_gpus() -> Any:
         gpu=SimpleNamespace(name="NVIDIA H200"), here=None, emulated=False, forecasts=None, machine=GPUS, rule=rule,
         planned=SimpleNamespace(about=lambda *_: plan),
     )  # fmt: skip
-    return SimpleNamespace(gpus=gpus, main=gpus, emulated=False, step_rates=None, forecasts=None)
+    found = SimpleNamespace(gpus=gpus, main=gpus, emulated=False, step_rates=None, forecasts=None)
+    found.executor = property.__get__(vars(Outlook)["executor"], found)
+    return found
 
 
 def test_what_other_than_registered_buffers_take_is_said_where_it_differs() -> None:

@@ -1,5 +1,7 @@
 """Files that ranks share: nothing named is left, whenever a rank dies, and what cannot be shared is said."""
 
+import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -7,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blinkmpi.errors import TopologyError
 from blinkmpi.util import shared_memory
-from blinkmpi.util.shared_memory import PREFIX, SHM, NotShared
+from blinkmpi.util.shared_memory import PAGE, PREFIX, SHM, NotShared, SharedFile
 from tests.unit.topology.test_gather import on_ranks
 
 
@@ -82,6 +85,79 @@ def test_a_file_that_cannot_be_made_is_a_typed_error_on_all_ranks(monkeypatch: p
     found = results(lambda comm: shared_memory.shared_memory(comm, 4096, [(0, 4096)]))
     assert {type(error) for error in found} == {TopologyError}
     assert all("where no file can be made" in str(error) for error in found)
+
+
+def test_a_file_has_many_places_none_of_them_twice() -> None:
+    def work(comm: Any) -> list[int]:
+        number = shared_memory.shared_file(comm, shared_memory.longest())
+        assert isinstance(number, int)
+        file = SharedFile(number, comm.rank, comm.size)
+        places = [file.place(nbytes) for nbytes in (1, PAGE, PAGE + 1, 10 * PAGE)]
+        assert [b - a for a, b in itertools.pairwise(places)] == [2 * PAGE, 2 * PAGE, 3 * PAGE]
+        file.skip(places[-1] + 100 * PAGE)
+        assert file.place(1) > places[-1] + 100 * PAGE
+        with pytest.raises(OSError, match="given out"):
+            file.place(shared_memory.longest())
+        return places
+
+    found = results(work)
+    assert len(set(itertools.chain(*found))) == 12
+    assert found[0][0] == 0
+
+
+def test_memory_of_a_file_goes_with_its_last_view_and_its_pages_when_they_are_given_back() -> None:
+    def maps() -> int:
+        return sum("/dev/shm/" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before, descriptors = maps(), len(os.listdir("/proc/self/fd"))
+    number = os.open(SHM, os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.ftruncate(number, 1 << 40)
+    file = SharedFile(number, 0, 1)
+    places = [file.place(PAGE) for _ in range(3)]
+    views = [np.asarray(file.mapped(at, PAGE)) for at in places]
+    assert maps() == before + 3
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    assert all(file.reserve(at, PAGE) for at in places)
+    for i, view in enumerate(views):
+        view[:] = i + 1
+    file.give_back(places[1], PAGE)
+    assert os.fstat(number).st_blocks * 512 == 2 * PAGE
+    assert [int(view[-1]) for view in views] == [1, 0, 3]
+    part = views.pop()[:7]
+    assert maps() == before + 3
+    del part, view, views[:]
+    assert maps() == before
+    del file
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_memory_that_no_file_system_limits_is_this_users_alone() -> None:
+    def work(comm: Any) -> tuple[int, int]:
+        file = shared_memory.shared_file(comm, PAGE, limited=False)
+        assert isinstance(file, int)
+        facts = os.fstat(file)
+        assert not os.readlink(f"/proc/self/fd/{file}").startswith(SHM)
+        os.close(file)
+        return facts.st_mode & 0o777, facts.st_ino
+
+    assert len(set(results(work))) == 1
+    assert results(work)[0][0] == 0o600
+
+
+def test_a_file_has_no_room_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, at: int, length: int) -> None:
+        raise OSError(errno.ENOSPC if at else errno.EIO, "full")
+
+    number = os.memfd_create("test")
+    os.ftruncate(number, 1 << 20)
+    file = SharedFile(number, 0, 1)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert file.reserve(0, 0)
+    assert not file.reserve(PAGE, 1)
+    with pytest.raises(OSError, match="full"):
+        file.reserve(0, 1)
+    with pytest.raises(OSError):
+        file.mapped(1, PAGE)  # which no page begins at
 
 
 DIES = """

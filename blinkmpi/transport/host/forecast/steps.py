@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ....program.ir import Program, Stage
 from ....program.reduction import dtype_of
 from ..host_program import past_caches, resolve
 from ..native_rows import row_order
+from ..outlook import HostOutlook
 from ..single_copy import ExportedChunks
-
-if TYPE_CHECKING:
-    from ..transport import HostTransport
 
 SHARED_BYTES = 3 << 19  # as in single_copy.h: chunks from here on are read by two threads, where there is a second one
 TWO_THREADS = ", two threads"
@@ -73,7 +70,7 @@ class HostSteps:
         return stage.count * dtype_of(self.program.call.dtype).itemsize / (1 << 20)
 
 
-def host_steps(host: HostTransport, program: Program, protocol: str) -> HostSteps:
+def host_steps(host: HostOutlook, program: Program, protocol: str) -> HostSteps:
     """The steps that the ranks of a transport make of a program; the same on every rank."""
     cma = protocol in ("cma", "one_shot_cma") and not host.no_cma
     resolved = resolve(program, host.window, host.native, cma=cma)
