@@ -244,7 +244,7 @@ def test_top_passes_over_a_file_that_is_longer_than_any_memory() -> None:
     file = os.open(SHM, os.O_TMPFILE | os.O_RDWR)
     try:
         os.ftruncate(file, 1 << 50)
-        assert find._read(f"/proc/self/fd/{file}") is None
+        assert find._read(f"/proc/self/fd/{file}", 0, 1 << 50) is None
     finally:
         os.close(file)
 
