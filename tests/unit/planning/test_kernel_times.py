@@ -145,7 +145,7 @@ def job(*, forecasts: bool = True, max_ctas: int = 132, n: int = 2) -> Any:
         program=lambda call, rule, plan: program_for(plan, call, rule),
     )  # fmt: skip
     return SimpleNamespace(
-        gpus=own, main=own, n=n, step_rates=None, forecasts=False, emulated=not forecasts, one_node=True
+        gpus=own, main=own, n=n, step_rates=None, forecasts=False, emulated=not forecasts, one_node=True, executor="C"
     )
 
 
