@@ -81,13 +81,10 @@ def blocks_line(context: Outlook, call: Call) -> str:
 
     It is known once the communicator has opened.
     """
-    memory = context.host.block_memory if isinstance(context, Context) else None
-    if (
-        not isinstance(context, Context)
-        or memory is None
-        or call.collective not in OF_BLOCKS
-        or not takes_blocks(context, call.collective)
-    ):
+    if not isinstance(context, Context) or call.collective not in OF_BLOCKS:
+        return ""
+    memory = context.host.block_memory
+    if memory is None or not takes_blocks(context, call.collective):
         return ""
     short, read_from = memory.lengths(shared=call.collective == "allgather")
     name, shot = f"{call.collective.capitalize()}v", f"blocks to {size_text(short)} in one shot"
