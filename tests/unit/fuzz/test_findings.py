@@ -1,7 +1,6 @@
 """What was found in readers: each ended in an exception of Python, after many seconds, or with all memory in use."""
 
 import argparse
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from blinkmpi.util.files import read_file
 from blinkmpi.util.launcher import launched_rank, launched_size
 from blinkmpi.util.settings import read
 from blinkmpi.util.text import brief, quoted
+from tests.harness import wait_until
 from tests.unit.fuzz.mutators import CALLS, promised
 from tests.unit.topology.test_importers import smi
 
@@ -160,23 +160,22 @@ def test_a_pipe_is_read_to_its_end_if_somebody_writes(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    over = threading.Event()
+    begin, rest = JSON[:100].encode(), JSON[100:].encode()
+    end = os.open(pipe, os.O_RDWR)  # which waits for no reader
+    os.write(end, begin)
+
+    def opened() -> int:
+        return sum(os.path.realpath(f"/proc/self/fd/{name}") == str(pipe) for name in os.listdir("/proc/self/fd"))
 
     def write() -> None:
-        while not over.is_set():  # a reader that came before finds nobody, and takes what was written along
-            with contextlib.suppress(BrokenPipeError):
-                pipe.write_text(JSON)
+        wait_until(lambda: opened() > 1, "the reader comes")
+        os.write(end, rest)
+        os.close(end)
 
     writing = threading.Thread(target=write)
     writing.start()
-    found = None
-    while found is None:  # until the writer is there
-        with contextlib.suppress(TopologyError):
-            found = load(str(pipe))
-    over.set()
-    last = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # the writer may wait for a reader again
+    found = load(str(pipe))
     writing.join()
-    os.close(last)
     assert found == MACHINE
 
 
