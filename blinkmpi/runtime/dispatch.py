@@ -312,7 +312,7 @@ class Dispatcher:
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=not repeats)
             if isinstance(bound, HostCall) and repeats and self._known_to_c(bound, invocation):
                 return bound
-            if isinstance(ready, InBlocks) and key is None:
+            if isinstance(ready, InBlocks) and isinstance(bound, HostCall) and key is None:
                 self.block_calls.put((ready.moves, False), cast("BlockCall", bound))
         if key is not None and bound.reusable:
             self.calls.put(key, bound)

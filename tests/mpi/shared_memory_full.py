@@ -17,6 +17,12 @@ def use(comm: MPI.Intracomm) -> None:
     comm.Bcast(y, root=comm.size - 1)
     assert x[0] == 1
     assert y[-1] == comm.size - 1
+    counts = [40_000 + r for r in range(comm.size)]
+    places = [sum(counts[:r]) for r in range(comm.size)]
+    for turn in range(3):
+        whole = np.empty(sum(counts))
+        comm.Allgatherv(np.full(counts[comm.rank], turn + comm.rank, float), [whole, (counts, places), MPI.DOUBLE])
+        assert [whole[at] for at in places] == [turn + r for r in range(comm.size)]
 
 
 def main() -> None:

@@ -7,6 +7,7 @@
  * array.array), torch's tensors, and arrays of CuPy's. Anything else is Python's to read. */
 
 enum { MOST_ARGUMENTS = 64, MOST_BUFFERS = 3, MOST_NUMBERS = 40, FORMAT_BYTES = 7 };
+enum { MOST_NESTED_NUMBERS = 3 }; /* as in [array, (counts, displacements), type] */
 enum { AN_OBJECT = -1, A_LIST = -2, A_TUPLE = -3, A_NUMBER = -4, A_HANDLE = -5, A_MEMORY = -6, A_WRITABLE_MEMORY = -7 };
 /* flags of host arrays are 0 or NPY_ARRAY_WRITEABLE, those of arrays on GPUs, and of tensors, below these */
 
@@ -143,7 +144,7 @@ static int read_one(arguments_t *r, const types_t *types, const gpu_t *gpu, PyOb
   const int list = type == &PyList_Type;
   if (list || type == &PyTuple_Type) {
     const Py_ssize_t n = list ? PyList_GET_SIZE(object) : PyTuple_GET_SIZE(object);
-    if (nested == 2 || n > MOST_NUMBERS || !found_by(r, (argument_t){NULL, NULL, n, list ? A_LIST : A_TUPLE, 0, 0})) return 0;
+    if (nested == MOST_NESTED_NUMBERS || n > MOST_NUMBERS || !found_by(r, (argument_t){NULL, NULL, n, list ? A_LIST : A_TUPLE, 0, 0})) return 0;
     for (Py_ssize_t i = 0; i < n; i++) {
       if (i >= (list ? PyList_GET_SIZE(object) : n)) return 0; /* what was read may have changed it */
       PyObject *const one = Py_NewRef(list ? PyList_GET_ITEM(object, i) : PyTuple_GET_ITEM(object, i));

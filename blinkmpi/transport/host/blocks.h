@@ -201,12 +201,7 @@ static inline __attribute__((always_inline)) int run_blocks(call_t *j, const int
       open |= e->sent < e->sends || e->received < e->receives;
     }
     if (!open) return streamed(), DONE;
-    if (j->moved != before) {
-      wait.polls = wait.since = 0;
-      continue;
-    }
-    if (traced) j->trace->waiting = 1;
-    const int state = idle_call(&wait, j);
+    const int state = after_turn(&wait, j, before, traced);
     if (state != DONE) return state;
   }
 }

@@ -126,6 +126,13 @@ const int64_t blink_call_offsets[] = {FIELDS(OFFSET) sizeof(call_t)};
 
 static int idle_call(idle_t *w, const call_t *j) { return idle(w, j->spins, j->heartbeat, j->abort, j->timeout_ns); }
 
+/* After a turn at all that this rank has to do: wait a little if nothing has moved since `before`. */
+static inline int after_turn(idle_t *w, const call_t *j, int64_t before, const int traced) {
+  if (j->moved != before) return w->polls = w->since = 0, DONE;
+  if (traced) j->trace->waiting = 1;
+  return idle_call(w, j);
+}
+
 static void copies(const int64_t *each, int64_t n) { /* those around a call: (to, from, bytes) */
   for (; n--; each += 3) memmove((char *)each[0], (const char *)each[1], (size_t)each[2]);
 }

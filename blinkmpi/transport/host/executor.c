@@ -296,12 +296,7 @@ static inline __attribute__((always_inline)) int run_stages(call_t *j, int64_t *
       }
       p = next;
     }
-    if (j->moved != before) {
-      wait.polls = wait.since = 0;
-      continue;
-    }
-    if (traced) j->trace->waiting = 1;
-    const int state = idle_call(&wait, j);
+    const int state = after_turn(&wait, j, before, traced);
     if (state != DONE) return state;
   }
   return DONE;

@@ -294,6 +294,7 @@ def test_a_repeated_call_is_three_functions_of_python(comm: MPI.Intracomm) -> No
             "Bcast": lambda y: ours.Bcast(y),
             "Allgather": lambda y: ours.Allgather(y, whole),
             "Allgatherv": lambda y: ours.Allgatherv(y, [whole, counts, places, MPI.DOUBLE]),
+            "Allgatherv of a pair": lambda y: ours.Allgatherv(y, [whole, (counts, places), MPI.DOUBLE]),
             "Allgatherv by arrays": lambda y: ours.Allgatherv(
                 y, [whole, np.array(counts), np.array(places), MPI.DOUBLE]
             ),
