@@ -251,7 +251,7 @@ class Collectives:
         self._dispatcher().make(method, args, stream, timeout)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
-        return self._dispatcher().start(method, args, timeout, stream)
+        return self._dispatcher().begin(method, args, timeout, stream)
 
     def _persist(self, method: CollectiveMethod, args: Args, info: MPI.Info, stream: Any) -> MPI.Prequest:
         held = self._dispatcher().persist(method, args, stream)

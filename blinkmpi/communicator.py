@@ -117,17 +117,27 @@ class Communicator(Planned, GuardedIntracomm):
             Invocation(method, args).begin(self).Wait()
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
+        blink = self._blink
+        if blink is not None:
+            return blink.begin(method, args, timeout, stream)
         if not self._initialised():
             return Invocation(method, args).begin(self)
-        if (child := self._unopened()) is not None and child.may_wait(args):
-            if self._ready is None and child.begun is None and child.dead is None:
-                child.begun = child.comm.Idup()
+        child = self._unopened()
+        if child is None or not child.may_wait(args):
+            return super()._start(method, args, timeout, stream)
+        return self._start_unopened(child, method, args, timeout, stream)
 
-            def work() -> None:
-                self._open(child, timeout).start(method, args, timeout, stream).Wait()
+    def _start_unopened(
+        self, child: Child, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any
+    ) -> MPI.Request:
+        """Begin the first call of a communicator, which a thread opens behind those before."""
+        if self._ready is None and child.begun is None and child.dead is None:
+            child.begun = child.comm.Idup()
 
-            return child.thread.begin(work, lambda _: None)
-        return super()._start(method, args, timeout, stream)
+        def work() -> None:
+            self._open(child, timeout).begin(method, args, timeout, stream).Wait()
+
+        return child.thread.begin(work, lambda _: None)
 
     def _persist(self, method: CollectiveMethod, args: Args, info: MPI.Info, stream: Any) -> MPI.Prequest:
         """A persistent call: ours on GPU memory, MPI's own on the host's."""

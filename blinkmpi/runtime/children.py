@@ -21,11 +21,11 @@ from ..planning.on_demand import Planned
 from ..planning.plan import Plan
 from ..topology.model import Topology
 from ..transport.host.capabilities import Known
+from ..transport.liveness import died_of
 from ..transport.network.exchanges import BegunDup
 from ..util.lru import LRU
 from ..util.settings import LogOnce, Settings
 from ..util.shared_memory import SharedFile
-from ..util.text import error_text
 from .bootstrap import Options
 from .cuda.buffers import lies_on_device
 from .process_exit import in_child
@@ -106,8 +106,7 @@ class Child:
     def check_alive(self) -> None:
         """Raise PeerLost if it can never open."""
         if self.dead is not None:
-            why = error_text(self.dead)
-            raise PeerLost(f"the communicator died earlier; start the job again. It was {why}") from self.dead
+            raise died_of(self.dead) from self.dead
         if in_child():
             raise PeerLost(f"process {os.getpid()} was forked by a rank, which alone makes its calls")
 

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
@@ -25,13 +26,14 @@ from ..program.call import Call
 from ..transport.announcement import Called, Delegated
 from ..transport.host.host_call import HostBuffers, HostCall, entry
 from ..transport.host.host_program import HostProgram
+from ..transport.host.pending_calls import Settle, ToSettle
 from ..transport.host.repeated import Found, RepeatedCalls
 from ..transport.host.shared_window import NoRoom
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
+from ..transport.liveness import died_of
 from ..transport.network.bounded import Rendezvous
 from ..util.lru import LRU
-from ..util.text import error_text
 from .arguments import InBlocks, Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
@@ -47,8 +49,8 @@ from .foreign import EXCHANGE
 from .grouping.group import Groups
 from .process_exit import end_with_process, in_child
 from .ranks.interface import NO_MPI, Ranks
-from .requests import Persistent, ProgressThread
-from .settling import DelegatedByPeer, bind_blocks, exchange, persist, settled
+from .requests import HostRequest, Persistent, ProgressThread
+from .settling import DelegatedByPeer, bind_blocks, exchange, persist, settled, settled_alone
 
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
@@ -129,8 +131,7 @@ class Dispatcher:
     def _make(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         if self.groups.open and self.groups.note(method, args, timeout_s, stream):
             return
-        if self.thread.busy:
-            self.thread.drain()
+        self.drain()
         if stream is None and (timeout_s is None or is_time(timeout_s)):
             found = self.repeated.find(method, args)
             if found is not None:
@@ -233,6 +234,49 @@ class Dispatcher:
             self.repeated.keep(call, what, ())
             self.repeated.open()
 
+    # ---- non-blocking calls
+
+    def begin(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
+        """Begin a non-blocking call: C does, if one like it was begun before."""
+        request = self.repeated.begin(method, args, timeout_s) if stream is None else None
+        if request is None:
+            return self.start(method, args, timeout_s, stream)
+        request.of = self
+        return request  # type: ignore[no-any-return]
+
+    def settle(self, left: tuple[Any, ...]) -> BaseException | None:
+        """Bring a non-blocking call to its end that C cannot; returns what it has raised."""
+        assert self.repeated.calls is not None
+        try:
+            return self.repeated.calls.settle(left, self._end)
+        except BaseException as interrupt:
+            self.die(interrupt)
+            raise
+
+    def _end(self, left: ToSettle) -> BaseException | None:
+        own = () if left.timeout_s is None else (left.timeout_s,)
+        try:
+            self.check_alive()
+            self._run(partial(left.bound.go_on, left.seq, left.status, *own), left.method, left.args, left.timeout_s)
+        except BaseException as error:
+            return error
+        return None
+
+    def drain(self) -> None:
+        """Wait until all non-blocking calls have ended; another call must not overtake them."""
+        if self.thread.busy:
+            self.thread.drain()
+        self.drain_c()
+
+    def drain_c(self) -> None:
+        """Wait until those have ended that C makes."""
+        if self.repeated.calls is not None and self.repeated.pending:
+            try:
+                self.repeated.calls.drain(self._end)
+            except BaseException as interrupt:
+                self.die(interrupt)
+                raise
+
     def start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
         earlier = self._come_in()
@@ -243,16 +287,21 @@ class Dispatcher:
 
     def _start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         self.groups.refuse(f"I{method.name}")
-        self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
         ready: Prepared | Unsettled | InBlocks | Exception = self.prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared | Unsettled) and ready.on_device and self.cuda is not None:
-            self.thread.drain()
+            self.drain()
             ready = settled(self, ready, method.name, self.deadline(timeout_s))
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound = self._guarded(partial(self.cuda.bind, ready, stream, self.deadline(timeout_s)))
             self.launch(bound)
             return self.cuda.request(bound, args)
+        if (alone := settled_alone(self, ready)) is not None and self._kept_pending(alone, invocation):
+            request = self.repeated.begin(method, args, timeout_s)
+            if request is not None:
+                request.of = self
+                return request  # type: ignore[no-any-return]
+        self.repeated.shut()  # until a call has waited for it
         begun, held = None, invocation
         if isinstance(ready, DelegatedOp):  # on every rank; the user may free the operation at once
             if error := fallback_error(self.context, invocation.name, str(ready)):
@@ -266,6 +315,7 @@ class Dispatcher:
 
         def work() -> None:
             try:
+                self.drain_c()
                 self.make_prepared(ready, held, self.deadline(timeout_s), begun)
             finally:
                 held.free()
@@ -275,6 +325,21 @@ class Dispatcher:
             return request
         raise ready  # as MPI does, and the peers learn of it
 
+    def _kept_pending(self, ready: Prepared | InBlocks, invocation: Invocation) -> bool:
+        """Let C begin a non-blocking call by itself from now on, if it can; not behind others that it has not begun."""
+        repeated = self.repeated
+        if (
+            self.thread.busy
+            or self.host.messages is not None
+            or not repeated.serve(HostRequest, _ended_by(weakref.ref(self)))
+        ):
+            return False
+        bound = self._bind_host(ready, invocation, self.context.timeout_s, blocking=False, owns=False)
+        kept = isinstance(bound, HostCall) and self._known_to_c(bound, invocation, pending=True)
+        if kept:
+            repeated.open()
+        return kept
+
     def persist(self, method: CollectiveMethod, args: Args, stream: Any) -> Persistent | None:
         """A call to be started many times; None if its buffers lie in host memory, and MPI has such calls."""
         self.groups.refuse(f"{method.name}_init")
@@ -282,7 +347,7 @@ class Dispatcher:
 
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can begin."""
-        self.thread.drain()
+        self.drain()
         return tuple(row[0] for row in exchange(self, (count,), self.context.timeout_s))
 
     # ---- binding
@@ -318,13 +383,13 @@ class Dispatcher:
             self.calls.put(key, bound)
         return bound
 
-    def _known_to_c(self, bound: HostCall, invocation: Invocation) -> bool:
+    def _known_to_c(self, bound: HostCall, invocation: Invocation, *, pending: bool = False) -> bool:
         """Let C find a call by itself from now on, if it can; a group's are its own to find."""
         if invocation.method.grouped:
             return False
         if tensors := tensor_types():
             self.repeated.read_tensors(tensors, getattr(tensors[0], EXCHANGE, None))
-        return self.repeated.keep(bound, invocation.method, invocation.args)
+        return self.repeated.keep(bound, invocation.method, invocation.args, pending=pending)
 
     def _bind_host(
         self,
@@ -456,7 +521,7 @@ class Dispatcher:
         """Give a bound call its number and start it, behind all non-blocking calls on host memory."""
         earlier = self._come_in()
         try:
-            self.thread.drain()
+            self.drain()
             self.check_alive()
             self._guarded(partial(self._numbered, bound.start))
         finally:
@@ -489,7 +554,7 @@ class Dispatcher:
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again, plan, and go on with the new plan; collective. Returns what is different."""
-        self.thread.drain()
+        self.drain()
         self.check_alive()
         if self.cuda is not None:
             self.cuda.thread.drain()
@@ -502,8 +567,7 @@ class Dispatcher:
     def check_alive(self) -> None:
         """Raise PeerLost if an earlier call left the communicator dead."""
         if self.dead is not None:
-            why = error_text(self.dead)
-            raise PeerLost(f"the communicator died earlier; start the job again. It was {why}") from self.dead
+            raise died_of(self.dead) from self.dead
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""
@@ -514,6 +578,8 @@ class Dispatcher:
     def close(self) -> None:
         """Free everything: collectively, or, if the communicator is dead, only what is local."""
         self.thread.close()
+        self.drain_c()
+        self.repeated.close()
         if self.cuda is not None:
             self.cuda.close()
         if self.dead is not None:
@@ -539,9 +605,11 @@ class Dispatcher:
         Not on GPUs or several nodes, whose memory only all ranks free together.
         """
         if self.dead is None and self.cuda is None and self.host.messages is None:
-            self.thread.behind(self._dropped)
+            self.thread.behind(self._dropped, later=self.repeated.pending > 0)
 
     def _dropped(self) -> None:
+        self.drain_c()
+        self.repeated.close()
         if self.dead is None:
             self.dead = PeerLost("it was dropped without Free()")
             self.thread.end()
@@ -553,6 +621,7 @@ class Dispatcher:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
         self.dead = self.dead or error
         self.repeated.shut()
+        self.repeated.give_up(died_of(self.dead))
         if in_child():  # its parent's peers are not told of it
             return
         if self.context.gpus is not None:
@@ -565,3 +634,13 @@ class Dispatcher:
     def _at_exit(self) -> None:
         context = self.context
         context.ranks.leave(context.host, context.timeout_s, lambda: context.open_mpi_call, context.settings)
+
+
+def _ended_by(dispatcher: weakref.ref[Dispatcher]) -> Callable[[], Settle | None]:
+    """What the thread asks that looks after non-blocking calls, and must not keep their communicator."""
+
+    def by() -> Settle | None:
+        alive = dispatcher()
+        return alive._end if alive is not None else None
+
+    return by

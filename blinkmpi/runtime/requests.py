@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from mpi4py import MPI
 
 from ..errors import ArgumentError, BlinkError
+from ..transport.host.pending_calls import Look, PendingCall
 
 Work = Callable[[], None]
 Finish = Callable[[BaseException | None], None]
@@ -82,6 +83,53 @@ class Request(MPI.Grequest):
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
         """As :meth:`Test`, in the form of mpi4py's lower-case methods."""
         return self.Test(status), None
+
+
+class Settler(Protocol):
+    """What a call was begun on."""
+
+    def settle(self, left: tuple[Any, ...], /) -> BaseException | None:
+        """Bring a call to its end that C cannot; returns what it has raised. ``left``: :class:`.ToSettle`."""
+
+
+class HostRequest(MPI.Request):
+    """The request of a call on host memory that C makes; to its user it is as :class:`Request`."""
+
+    __slots__ = ("of", "pending")
+    pending: PendingCall
+    of: Settler  # its communicator
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Block until the result is there.
+
+        Raises:
+            What the call itself would have raised.
+        """
+        while (left := self.pending.wait(self, status)) is not True:
+            self._go_on(left)
+        return True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the result is there; raises as :meth:`Wait` does."""
+        while not isinstance(left := self.pending.test(self, status), bool):
+            self._go_on(left)
+        return left
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """As :meth:`Wait`, in the form of mpi4py's lower-case methods: there is no object to return."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """As :meth:`Test`, in the form of mpi4py's lower-case methods."""
+        return self.Test(status), None
+
+    def _go_on(self, left: Look) -> None:
+        if isinstance(left, BaseException):
+            raise left if isinstance(left, BlinkError) else BlinkError(f"the call failed: {left!r}") from left
+        if isinstance(left, tuple):
+            error = self.of.settle(left)
+            if error is not None and not isinstance(error, Exception):
+                raise error  # a signal's
 
 
 class KeptPrequest(MPI.Prequest):
@@ -192,9 +240,9 @@ class ProgressThread:
             with self._idle:
                 self._idle.wait_for(lambda: self.busy == 0)
 
-    def behind(self, work: Work) -> None:
-        """Do ``work`` behind all jobs, for which nobody waits; or here, if there are none."""
-        if self.busy:
+    def behind(self, work: Work, *, later: bool = False) -> None:
+        """Do ``work`` behind all jobs, for which nobody waits; or here, if there are none and it may be now."""
+        if self.busy or later:
             self._put(work, lambda _: None)
         else:
             work()
@@ -217,8 +265,8 @@ class ProgressThread:
             work, finish = item
             error = self._run(work)
             del item, work  # and with them the user's buffers: who has waited finds them free
-            finish(error)
-            del error, finish
             with self._idle:
                 self.busy -= 1
                 self._idle.notify_all()
+            finish(error)
+            del error, finish

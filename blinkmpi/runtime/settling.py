@@ -65,6 +65,25 @@ def settled(
     return _planned(dispatcher, ready, timeout_s) if isinstance(ready, Prepared) else ready
 
 
+def settled_alone(
+    dispatcher: Dispatcher, ready: Prepared | Unsettled | InBlocks | Exception
+) -> Prepared | InBlocks | None:
+    """The same, where no rank needs to hear of others; None where some may."""
+    if isinstance(ready, InBlocks):
+        return ready
+    if isinstance(ready, Exception):
+        return None
+    if ready.blocks and takes_blocks(dispatcher.context, ready.blocks.moves.collective):
+        return ready.blocks
+    return ready if isinstance(ready, Prepared) and not _lacks_plan(dispatcher.context, ready) else None
+
+
+def _lacks_plan(context: Context, ready: Prepared) -> bool:
+    plans = context.cuda().planned if ready.on_device else context.planned
+    call = ready.call
+    return bool(call.total and not call.name and plans.lacks(call.collective, call.root))
+
+
 def takes_blocks(context: Context, collective: str) -> bool:
     """Whether a call of blocks is made as such, and not by a plan: unless a plan, or a scheme for it, was asked for."""
     options, settings = context.options, context.settings
@@ -133,9 +152,9 @@ def _with_lengths(dispatcher: Dispatcher, ready: Unsettled, collective: str, tim
 def _planned(dispatcher: Dispatcher, ready: Prepared, timeout_s: float) -> Prepared | Exception:
     """A call that the plan has trees for: rank 0 makes them now, if it is the first of its collective and root."""
     context, call = dispatcher.context, ready.call
-    plans = context.cuda().planned if ready.on_device else context.planned
-    if not call.total or call.name or not plans.lacks(call.collective, call.root):
+    if not _lacks_plan(context, ready):
         return ready
+    plans = context.cuda().planned if ready.on_device else context.planned
     what = f"{describe(call)}{ON_GPU if ready.on_device else ''}, to be planned first"
     try:
         _numbered(dispatcher, EntryCall(context.host, Called(what), timeout_s).run)
@@ -180,8 +199,8 @@ def persist(dispatcher: Dispatcher, method: CollectiveMethod, args: tuple[Any, .
             raise ready
         return None
     if dispatcher.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
-        return persistent_on_host(partial(dispatcher.start, method, args, None, None)) if ours else None
-    dispatcher.thread.drain()
+        return persistent_on_host(partial(dispatcher.begin, method, args, None, None)) if ours else None
+    dispatcher.drain()
     ready = settled(dispatcher, ready, method.name, dispatcher.context.timeout_s)
     if not isinstance(ready, Prepared):
         raise ready if isinstance(ready, Exception) else AssertionError("calls of blocks are on host memory")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
-from ..util.text import ranks_text
+from ..util.text import error_text, ranks_text
 from .announcement import ON_GPU, Announcement, Called, Delegated, Failed, Numbers, decode, decode_failure, short, some
 from .control_pages import ControlPages
 from .processes import JobProcess
@@ -221,6 +221,11 @@ class Peers:
         who = self.states(gone, seq) if gone else f"MPI cannot reach a rank of another node: {error}"
         return PeerLost(f"call {seq}, {self.text(self.rank, seq)}: {who}. Rank {self.rank} on "
                         f"{self.hosts[self.rank]} left. The communicator is dead; start the job again")  # fmt: skip
+
+
+def died_of(error: BaseException) -> PeerLost:
+    """The error of a call on a communicator that an earlier one left dead."""
+    return PeerLost(f"the communicator died earlier; start the job again. It was {error_text(error)}")
 
 
 def _details(waits: dict[int, str], suspects: list[int]) -> str:

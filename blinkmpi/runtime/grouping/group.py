@@ -209,6 +209,7 @@ class Groups:
             made.append((dispatcher.prepare(invocation, timeout_s, None), invocation, dispatcher.deadline(timeout_s)))
 
         def work(_operands: Sequence[NotedCall] = calls) -> None:
+            dispatcher.drain_c()
             for each in made:
                 dispatcher.make_prepared(*each)
 

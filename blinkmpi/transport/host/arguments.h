@@ -128,7 +128,7 @@ static int read_numbers(arguments_t *r, PyArrayObject *array) {
   if (PyArray_NDIM(array) && !found_by(r, (argument_t){NULL, NULL, n, A_TUPLE, 0, 0})) return 0;
   for (int64_t i = 0; i < n; i++) {
     const char *const at = PyArray_BYTES(array) + i * stride;
-    const int64_t value = item == 8 ? *(const int64_t *)at : kind == 'i' ? *(const int32_t *)at : *(const uint32_t *)at;
+    const int64_t value = item == 8 ? *(const int64_t *)at : kind == 'i' ? (int64_t)*(const int32_t *)at : (int64_t)*(const uint32_t *)at;
     if ((kind == 'u' && value < 0) || !found_by(r, (argument_t){NULL, NULL, value, A_NUMBER, 0, 0})) return 0;
   }
   return 1;

@@ -14,8 +14,9 @@ from ...errors import ArgumentError
 from ...util.together import Comm, allgather, bcast
 from ..network.messages import NodeMessages
 from . import native
+from .mpi_functions import SHOTS, addresses
 from .shared_window import MESSAGE_BYTES, SharedWindow
-from .shots import NodeShots, functions
+from .shots import NodeShots
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def open_shots(
     """Messages of calls in one shot, if C runs programs and all ranks find MPI's functions; in words, or why not."""
     if loaded is None:
         return None, ""
-    found = functions()
+    found = addresses(*SHOTS)
     missing = next((why for why in allgather(comm, found if isinstance(found, str) else "", str) if why), "")
     if missing or isinstance(found, str):
         return None, f"; {missing}"

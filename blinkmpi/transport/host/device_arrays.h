@@ -45,12 +45,12 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   uint64_t seq;
 } gpu_t;
 
-static PyObject *text_of[9];
-enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP };
+static PyObject *text_of[10];
+enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP, PENDING_CALL };
 
 static int intern_names(void) {
-  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep"};
-  for (int i = 0; i < 9; i++)
+  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep", "pending"};
+  for (int i = 0; i < 10; i++)
     if (!text_of[i] && !(text_of[i] = PyUnicode_InternFromString(names[i]))) return 0;
   return 1;
 }

@@ -319,6 +319,7 @@ int blink_execute(call_t *j, int64_t *rows) {
     else fill(j, rows);
     if (j->one_shot) set(j->calls + j->rank * j->stride + ENTERED, j->seq);
     j->phase = ANNOUNCED;
+    if (j->timeout_ns == ANNOUNCE) return EXPIRED;
   }
   if (j->nodes && (j->phase == ANNOUNCED || j->phase == SENT)) {
     const int state = meet_nodes(j, rows);

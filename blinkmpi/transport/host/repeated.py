@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .native import Native
+from .pending_calls import PendingCalls, Settle, why_not
 
 if TYPE_CHECKING:
     from .host_call import HostCall
@@ -35,7 +36,9 @@ OPEN, INSIDE = 1, 2  # as in repeated_calls.h
 class _Shared(ctypes.Structure):
     """The first fields of ``repeated_t`` in repeated_calls.h."""
 
-    _fields_ = (("seq", ctypes.c_uint64), ("open", ctypes.c_int64), ("open_gpu", ctypes.c_int64))
+    _fields_ = (
+        ("seq", ctypes.c_uint64), ("open", ctypes.c_int64), ("open_gpu", ctypes.c_int64), ("pending", ctypes.c_int64),
+    )  # fmt: skip
 
 
 class RepeatedCalls:
@@ -61,6 +64,9 @@ class RepeatedCalls:
         self._read_tensors: Callable[..., None] | None = None
         self._last: Callable[[], tuple[Any, int] | None] = _none
         self._kept: Callable[[], int] = int
+        self._serve: Callable[..., tuple[Any, ...]] | None = None
+        self.begin: Callable[..., Any] = _none  # of (method, arguments, timeout): the request of a call that is known
+        self.calls: PendingCalls | None = None  # the non-blocking ones, if C makes them
         self._aimed: tuple[object, ...] = ()
         self._tensors: tuple[Any, ...] = ()
         if native is None or native.repeated is None:
@@ -70,7 +76,7 @@ class RepeatedCalls:
             at, *functions = native.repeated((*told_by, MPI._sizeof(MPI.Datatype), most))
             (
                 self.again, self._find, self._keep, self._keep_group, self._keep_launch, self._aim, self._read_tensors,
-                self._last, self._forget, self._kept,
+                self._last, self._forget, self._kept, self._serve,
             ) = functions  # fmt: skip
             self._shared = _Shared.from_address(at)  # which lives as long as the functions do
             self._known = self.again
@@ -92,6 +98,28 @@ class RepeatedCalls:
     def inside(self) -> bool:
         """Whether a thread makes a call in C."""
         return bool(self._shared.open == INSIDE)
+
+    @property
+    def pending(self) -> int:
+        """How many non-blocking calls have not ended, of those that C makes."""
+        return int(self._shared.pending)
+
+    def serve(self, request: type[MPI.Request], settle: Callable[[], Settle | None]) -> bool:
+        """Have non-blocking calls made by C, if they can be; whether they are. See :class:`.PendingCalls`."""
+        if self.calls is None and self._serve is not None and not why_not():
+            self.calls = PendingCalls(self._serve, request, settle)
+            self.begin = self.calls.begin
+        return self.calls is not None
+
+    def give_up(self, error: BaseException) -> None:
+        """Let non-blocking calls fail that C has not begun."""
+        if self.calls is not None:
+            self.calls.give_up(error)
+
+    def close(self) -> None:
+        """End the thread that looks after non-blocking calls. Safe to call twice."""
+        if self.calls is not None:
+            self.calls.close()
 
     def open(self) -> None:
         """Calls may be made in C."""
@@ -140,22 +168,24 @@ class RepeatedCalls:
 
     def hide(self) -> None:
         """Know no call until :meth:`show`: in some thread, calls are noted to be made later."""
-        self.again = _unknown
+        self.again, self.begin = _unknown, _none
 
     def show(self) -> None:
         """Undo :meth:`hide`."""
         self.again = self._known
+        if self.calls is not None:
+            self.begin = self.calls.begin
 
     def find(self, method: object, arguments: tuple[Any, ...]) -> HostCall | None:
         """The call on host memory that was kept of such arguments, aimed at the buffers among these."""
         return self._find(method, arguments)
 
-    def keep(self, call: HostCall, method: object, arguments: tuple[Any, ...]) -> bool:
-        """Make a call on host memory known, that C executes; whether it is."""
-        if self._keep is None or not call.aimable:
+    def keep(self, call: HostCall, method: object, arguments: tuple[Any, ...], *, pending: bool = False) -> bool:
+        """Make a call on host memory known, that C executes, or a non-blocking one; whether it is."""
+        if self._keep is None or not (call.alone if pending else call.aimable):
             return False
         at, rows = call.addresses
-        return self._keep(call, at, rows if call.alone else 0, method, arguments)
+        return self._keep(call, at, rows if call.alone else 0, method, arguments, pending)
 
     def read_tensors(self, types: tuple[Any, ...], exchange: Any) -> None:
         """Read torch's tensors in host memory by their exchange of DLPack's; None if they have none.

@@ -3,7 +3,8 @@
  * What makes two calls the same is in arguments.h: everything but where their buffers lie. An entry keeps the objects that
  * it is found by, so that no other object can take their place, and nothing of the user's buffers: each time the words of
  * its call_t that are addresses of theirs are aimed at those of the call. Calls that are put on a stream (launches.h) are
- * aimed there. The entry that was used least recently goes when there are too many. */
+ * aimed there. The entry that was used least recently goes when there are too many. Non-blocking calls (pending_calls.h) have
+ * entries of their own. */
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <Python.h>
@@ -13,6 +14,7 @@
 enum { KEPT_FLAGS = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE };
 enum { SHUT, OPEN, INSIDE }; /* INSIDE: a thread makes a call here, without the interpreter's lock */
 enum { HELD_BYTES = 4096 }; /* of a call that is made with the interpreter's lock held */
+enum { PENDING = 1 }; /* in place of a stream: of a non-blocking call on host memory */
 enum { MOST_SECONDS = 4000000 }; /* of a timeout that is not Python's to look at */
 
 #include "repeated_groups.h"
@@ -35,20 +37,23 @@ typedef struct entry {
   launch_t *launch; /* instead of these two */
   int64_t aims;
   aim_t *aim;
+  int64_t users;   /* the table, and non-blocking calls under way */
   char *at[MOST_BUFFERS]; /* at what it is aimed */
   call_key_t key;  /* its objects are kept; it ends with the arguments that it has */
 } entry_t;
 
-typedef struct { /* what Python and this share; repeated.py mirrors its first three fields */
+typedef struct { /* what Python and this share; repeated.py mirrors its first four fields */
   uint64_t seq;  /* the number of the communicator's last call */
   int64_t open;  /* OPEN: calls may be made here, as nothing else is under way, and nothing has gone wrong; or INSIDE one */
   int64_t open_gpu; /* the same of calls on streams */
+  int64_t pending;  /* non-blocking calls that have not ended */
   types_t types;
   gpu_t gpu;
   int64_t places, most, kept; /* of the table, a power of two; entries at most, and now */
   entry_t **table;
   entry_t *newest, *oldest;
   groups_t groups;
+  struct queue *queue; /* of non-blocking calls; NULL before the first */
 } repeated_t;
 
 /* Make a call with the interpreter's lock held, for to let go of it and to take it again costs as much as a short call:
@@ -96,17 +101,22 @@ static entry_t *entry_of(repeated_t *t, const call_key_t *key, uint64_t hash) {
   return NULL;
 }
 
+static void no_longer_used(entry_t *e) {
+  if (--e->users) return;
+  for (int64_t i = 0; i < e->key.count; i++) Py_XDECREF(e->key.arguments[i].object);
+  Py_DECREF(e->key.method);
+  Py_DECREF(e->bound);
+  PyMem_Free(e->aim);
+  PyMem_Free(e);
+}
+
 static void drop(repeated_t *t, entry_t *e) {
   entry_t **at = place_of(t, e->hash);
   while (*at != e) at = &(*at)->next;
   *at = e->next;
   take_out(t, e);
   t->kept--;
-  for (int64_t i = 0; i < e->key.count; i++) Py_XDECREF(e->key.arguments[i].object);
-  Py_DECREF(e->key.method);
-  Py_DECREF(e->bound);
-  PyMem_Free(e->aim);
-  PyMem_Free(e);
+  no_longer_used(e);
 }
 
 static void drop_all(repeated_t *t) {
@@ -138,13 +148,18 @@ static entry_t *put(repeated_t *t, const call_key_t *key, entry_t made) {
   Py_INCREF(key->method);
   Py_INCREF(e->bound);
   entry_t **const at = place_of(t, hash);
-  e->hash = hash, e->next = *at, *at = e;
+  e->hash = hash, e->next = *at, *at = e, e->users = 1;
   put_first(t, e);
   t->kept++;
   return e;
 }
 
 /* ---- a call on host memory */
+
+/* Where the buffers of a call lie. */
+static void places(const arguments_t *r, char **at) {
+  for (int64_t b = 0; b < MOST_BUFFERS; b++) at[b] = b < r->buffered ? r->buffers[b].at : NULL;
+}
 
 /* Aim the words of a call that lie in its buffers as they were when it was bound. Returns 0 if there is no memory. */
 static int learn_aims(entry_t *e, const arguments_t *r) {
@@ -164,15 +179,14 @@ static int learn_aims(entry_t *e, const arguments_t *r) {
       break;
     }
   }
-  for (int64_t b = 0; b < r->buffered; b++) e->at[b] = r->buffers[b].at;
+  places(r, e->at);
   return 1;
 }
 
-static void aim_at(entry_t *e, const arguments_t *r) {
-  int moved = 0;
-  for (int64_t b = 0; b < r->buffered; b++) moved |= e->at[b] != r->buffers[b].at, e->at[b] = r->buffers[b].at;
-  if (!moved) return;
-  for (aim_t *a = e->aim; a < e->aim + e->aims; a++) *a->word = r->buffers[a->buffer].at + a->offset;
+static void aim_at(entry_t *e, char *const *at) {
+  if (!memcmp(e->at, at, sizeof e->at)) return;
+  memcpy(e->at, at, sizeof e->at);
+  for (aim_t *a = e->aim; a < e->aim + e->aims; a++) *a->word = at[a->buffer] + a->offset;
   e->call->readable = 0; /* it is tried whether others can read them */
 }
 
@@ -222,6 +236,8 @@ static PyObject *run_entry(repeated_t *t, entry_t *e, int64_t timeout_ns) {
   return Py_BuildValue("(NKi)", bound, (unsigned long long)seq, state);
 }
 
+#include "pending_calls.h"
+
 /* (method, arguments, stream): True if the call was found and made; False if it is not known here; else (bound, number,
  * status): it was begun, and this is how far it came. A fourth argument, True, says that the caller keeps operands on a GPU
  * until the work on them is through; a fifth is the call's own timeout in seconds, or None. */
@@ -230,6 +246,7 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   if (!t || n < 3 || n > 5 || !PyTuple_CheckExact(given[1]))
     return PyErr_Format(PyExc_TypeError, "expected a method, a tuple, a stream, whether operands are kept, and a timeout");
   const int64_t timeout_ns = n == 5 ? timeout_of(given[4]) : 0;
+  if (t->pending && (t->open != OPEN || !drained(t))) Py_RETURN_FALSE;
   if (!timeout_ns && has_lists(&t->types, given[1])) {
     PyObject *const made = repeat_group(&t->groups, &t->gpu, t->types.array, &t->seq, given, &t->open, t->open_gpu != 0);
     if (made != Py_False) return made;
@@ -243,7 +260,9 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   if (e && e->launch && t->open_gpu && !timeout_ns) {
     made = launch_again(&t->gpu, &t->seq, e->bound, e->launch, r.arrays, (int)r.key.arrays, n >= 4 && given[3] == Py_True ? NULL : given[1]);
   } else if (e && e->rows && t->open == OPEN) { /* to read the arguments may have let others make a call */
-    aim_at(e, &r);
+    char *at[MOST_BUFFERS];
+    places(&r, at);
+    aim_at(e, at);
     made = run_entry(t, e, timeout_ns);
   } else {
     Py_INCREF(made);
@@ -261,16 +280,19 @@ static PyObject *find_call(PyObject *self, PyObject *const *given, Py_ssize_t n)
   if (!read_arguments(&r, &t->types, &t->gpu, given[0], given[1], Py_None)) Py_RETURN_NONE;
   entry_t *const e = entry_of(t, &r.key, hash_of(&r.key));
   PyObject *const found = e && e->call ? e->bound : Py_None;
-  if (e && e->call) aim_at(e, &r);
+  char *at[MOST_BUFFERS];
+  places(&r, at);
+  if (e && e->call) aim_at(e, at);
   Py_INCREF(found);
   let_go(&r);
   return found;
 }
 
-/* (bound, address of its call_t, address of its rows or 0, method, arguments): a call to be found again; whether it will be. */
+/* (bound, address of its call_t, address of its rows or 0, method, arguments, whether it is non-blocking): a call to be found
+ * again; whether it will be. */
 static PyObject *keep_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   repeated_t *const t = table_of(self);
-  if (!t || n != 5 || !PyTuple_CheckExact(given[4])) return PyErr_Format(PyExc_TypeError, "expected five arguments");
+  if (!t || n != 6 || !PyTuple_CheckExact(given[4])) return PyErr_Format(PyExc_TypeError, "expected six arguments");
   entry_t made = {.bound = given[0], .call = PyLong_AsVoidPtr(given[1]), .rows = PyLong_AsVoidPtr(given[2])};
   if (PyErr_Occurred()) return NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[4]); i++) {
@@ -280,6 +302,7 @@ static PyObject *keep_call(PyObject *self, PyObject *const *given, Py_ssize_t n)
   arguments_t r;
   if (!read_arguments(&r, &t->types, &t->gpu, given[3], given[4], Py_None)) Py_RETURN_FALSE;
   const int host = !r.key.arrays;
+  if (host && given[5] == Py_True) r.key.stream = PENDING;
   if (host && learn_aims(&made, &r) && !put(t, &r.key, made)) PyMem_Free(made.aim);
   let_go(&r);
   if (PyErr_Occurred()) return NULL;
@@ -356,6 +379,7 @@ static PyObject *kept_calls(PyObject *self, PyObject *none) {
 static void free_table(PyObject *self) {
   repeated_t *const t = table_of(self);
   if (!t) return;
+  if (t->queue) free_queue(t->queue);
   drop_all(t);
   forget_groups(&t->groups), PyMem_Free(t->groups.found), free_launches(&t->gpu);
   Py_XDECREF(t->types.array), Py_XDECREF(t->types.integer), Py_XDECREF(t->types.datatype), Py_XDECREF(t->types.operation), Py_XDECREF(t->types.in_place);
@@ -374,6 +398,7 @@ static PyMethodDef functions[] = {
   {"last_launch", last_launch, METH_NOARGS, "The last call that was launched here."},
   {"forget_calls", forget_calls, METH_NOARGS, "Keep no call."},
   {"kept_calls", kept_calls, METH_NOARGS, "How many calls are kept."},
+  {"serve_pending", (PyCFunction)(void (*)(void))serve_pending, METH_FASTCALL, "Say what non-blocking calls need."},
 };
 
 /* (address of what Python shares, and the functions above, in their order) of a communicator.

@@ -18,23 +18,14 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ..network.messages import SHOT_TAG, NodeMessages
+from .mpi_functions import handles_are_pointers
 from .native import NODE, PIECE_BYTES
 from .shared_window import SharedWindow
 
-FUNCTIONS = ("MPI_Start", "MPI_Test", "MPI_Isend", "MPI_Irecv")
 HEADER_BYTES = 64  # a line
 SETTLE_SECONDS = 1.0  # for what was sent and never received, of calls that were refused
 Words = NDArray[np.int64]
 Settled = Callable[[int], int]  # of the address of nodes_t: whether nothing of its messages is under way
-
-
-def functions() -> tuple[int, ...] | str:
-    """The addresses of MPI's functions, or why they are not found."""
-    try:
-        library = ctypes.CDLL(MPI.__file__)  # which finds what it was linked to
-        return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS)
-    except (OSError, AttributeError) as error:
-        return f"MPI's functions are not found: {error}"
 
 
 def handle(of: MPI.Comm | MPI.Datatype) -> int:
@@ -46,7 +37,7 @@ class NodeShots:
     """The messages of this node's calls in one shot; freed by :meth:`close`, before ``messages`` are.
 
     Args:
-        found: what :func:`functions` gave.
+        found: the addresses of MPI's functions (``SHOTS``).
         settled: blink_settled of the C executor.
         stride: bytes from a message of an even call to the next one of an odd call.
     """
@@ -80,7 +71,7 @@ class NodeShots:
             )  # fmt: skip
         out = base + window.sent()
         self._nodes = np.array(
-            (*found, MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p), handle(messages.comm),
+            (*found, handles_are_pointers(), handle(messages.comm),
              handle(MPI.BYTE), SHOT_TAG, self._status.ctypes.data, out, out + stride, self._here.ctypes.data,
              len(self._here), MPI._addressof(messages.aborts), len(self._others), self._each.ctypes.data, 0), np.int64,
         )  # fmt: skip

@@ -29,7 +29,7 @@ static int64_t now_ns(void) {
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
 
-enum { BRIEFLY = -2 }; /* a timeout: for as many polls as spin */
+enum { BRIEFLY = -2, ANNOUNCE = -3 }; /* timeouts: for as many polls as spin; not at all, once the call is announced */
 
 /* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
 typedef struct {

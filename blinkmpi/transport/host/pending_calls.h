@@ -1,0 +1,533 @@
+/* Non-blocking calls: begun in order, and moved on by whoever comes by.
+ *
+ * A communicator has a queue of them. Whoever owns the queue runs its first call as far as it goes, then the next one: the
+ * user's thread as it begins one, waits or tests; any thread that waits inside MPI, where this MPI lets us know of it; and
+ * a thread of our own that looks now and then (watch_calls), for a program that is away for long. What C cannot end by
+ * itself (a rank that is late, other announcements, a fault) is Python's, which owns the queue until it has said what
+ * became of the call (settle_call).
+ *
+ * To MPI a call is a generalized request, which is complete when the call is. */
+
+enum { QUEUED, RUNS, HAS_ENDED, HAS_FAILED };   /* how far a call is */
+enum { AGAIN = 100 };                /* a status: nothing has happened for a while */
+enum { AT_ONCE = -1 };               /* a timeout: return as soon as nothing is ready */
+enum { A_WHILE_NS = 100000000 };     /* after which a thread that waits looks for signals */
+/* The thread looks so often, this many times after the last call; a call that moves is waited for that long, one that has
+ * not moved for long is only looked at. */
+enum { DOZE_NS = 300000, DOZES = 300, SLICE_NS = 2000000, IDLE_NS = 20000000 };
+
+typedef int query_t(void *, void *);
+typedef int free_t(void *);
+typedef int cancel_t(void *, int);
+typedef int start_request_t(query_t *, free_t *, cancel_t *, void *, void *);
+typedef int start_polled_t(query_t *, free_t *, cancel_t *, query_t *, void *, void *, void *);
+typedef int by_pointer_t(void *);
+typedef int by_number_t(int);
+typedef int wait_request_t(void *, void *);
+typedef int ended_t(int *);
+typedef int hook_t(int (*)(void));
+
+typedef struct pending { /* a call, as Python holds it */
+  PyObject_HEAD
+  struct pending *next;
+  PyObject *self; /* the capsule of its table, kept */
+  entry_t *entry; /* in use by it */
+  char *at[MOST_BUFFERS];
+  PyObject *method, *arguments; /* kept until it has ended, with the user's buffers */
+  PyObject *error;              /* of one that failed */
+  int64_t timeout_ns;           /* its own, or 0 */
+  atomic_int state, told, freed; /* whether MPI knows that it has ended; whether MPI has freed its request */
+  int raised;                   /* whether the user knows its error */
+  void *handle;                 /* MPI's, which may be a number */
+} pending_t;
+
+/* What is atomic may be read at any time. The list is changed with the lock; without it by an owner that holds Python's lock, as
+ * all others do who would change it. */
+typedef struct queue {
+  struct queue *next;          /* of this process */
+  repeated_t *table;
+  pending_t *_Atomic first, *last;
+  pending_t *_Atomic ended;    /* whose objects are to be let go of, with both locks */
+  atomic_int owned;            /* whether somebody runs the first, or settles it */
+  atomic_int waiters;          /* threads that wait for `changed`, or are about to */
+  atomic_int moves;            /* counts how often the first has moved */
+  int left;                    /* a status with which the first is Python's to take, or DONE */
+  int stops, dozes;            /* of the thread: whether it is to end; how often it has looked in vain */
+  pthread_mutex_t lock;
+  pthread_cond_t changed, wake; /* a call has ended, or the queue is nobody's; for the thread */
+} queue_t;
+
+static struct { /* what this process knows of MPI, and its queues */
+  start_request_t *start;
+  start_polled_t *start_polled; /* of MPICH and its like, instead; or NULL */
+  void *complete;
+  wait_request_t *wait;
+  free_t *free;
+  ended_t *ended;
+  hook_t *hook;              /* of Open MPI; or NULL */
+  int forked;                /* this is a child of the process, which has no calls: its parent's are no matter of its */
+  int pointers, failed;      /* whether handles are pointers; MPI's error class of a call that failed */
+  int tells;                 /* whether our own thread may call MPI, and has to */
+  PyTypeObject *type, *request; /* of pending_t; the user's, a subclass of MPI's */
+  PyObject *none;            /* no arguments */
+  pthread_mutex_t lock;      /* of the list; held by who looks at all queues */
+  queue_t *queues;
+} mpi = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- MPI's requests */
+
+/* Tell MPI that a call has ended. */
+static void tell(pending_t *r) {
+  if (atomic_exchange(&r->told, 1)) return;
+  if (mpi.pointers) ((by_pointer_t *)mpi.complete)(r->handle);
+  else ((by_number_t *)mpi.complete)((int)(intptr_t)r->handle);
+}
+
+/* What MPI asks when its own functions end a request. It can only be told that a call failed; why is printed. */
+static int query_request(void *of, void *status) {
+  pending_t *const r = of;
+  (void)status; /* empty as it is */
+  if (r->state != HAS_FAILED || r->raised) return 0;
+  const PyGILState_STATE held = PyGILState_Ensure();
+  r->raised = 1;
+  PyErr_SetObject((PyObject *)Py_TYPE(r->error), r->error);
+  PyErr_WriteUnraisable((PyObject *)r);
+  PyGILState_Release(held);
+  return mpi.failed;
+}
+
+static int freed_request(void *of) { return atomic_store(&((pending_t *)of)->freed, 1), 0; }
+static int keep_request(void *of, int completed) { return (void)of, (void)completed, 0; }
+
+/* ---- the queue */
+
+static int own(queue_t *q) { return !atomic_exchange(&q->owned, 1); }
+
+static void tell_waiters(queue_t *q) {
+  if (!q->waiters) return;
+  pthread_mutex_lock(&q->lock); /* they have looked, and wait */
+  pthread_cond_broadcast(&q->changed);
+  pthread_mutex_unlock(&q->lock);
+}
+
+/* Let go of the queue, whose first call has come so far: it is nobody's, or Python's to take. */
+static void disown(queue_t *q, int state) {
+  if (state == DONE || state == EXPIRED) {
+    atomic_store(&q->owned, 0);
+  } else {
+    pthread_mutex_lock(&q->lock);
+    q->left = state;
+    pthread_cond_signal(&q->wake);
+    pthread_mutex_unlock(&q->lock);
+  }
+  tell_waiters(q);
+}
+
+/* The first call has ended; `alone` in a thread that holds Python's lock. */
+static void end_first(queue_t *q, int state, int alone) {
+  if (!alone) pthread_mutex_lock(&q->lock);
+  pending_t *const r = q->first;
+  if (!r->next) q->last = NULL;
+  q->first = r->next;
+  r->next = q->ended;
+  q->ended = r;
+  q->table->pending--;
+  if (!alone) pthread_mutex_unlock(&q->lock);
+  atomic_store(&r->state, state);
+  tell_waiters(q);
+}
+
+/* Run the first calls until one has ended, or all have (NULL): DONE, or the status of the one that has not. The caller owns
+ * the queue. `patience` is in place of a call's own timeout, if not 0. With `brief` the caller holds Python's lock, and it
+ * ends at a call that may take long. */
+static int move_on(queue_t *q, const pending_t *until, int64_t patience, int brief) {
+  for (;;) {
+    pending_t *const r = q->first;
+    if (!r || (until && until->state >= HAS_ENDED)) return DONE;
+    call_t *const call = r->entry->call;
+    if (brief && !is_brief(call)) return EXPIRED;
+    const int64_t usual = call->timeout_ns;
+    int state;
+    call->timeout_ns = patience ? patience : r->timeout_ns && r->timeout_ns < usual ? r->timeout_ns : usual;
+    if (r->state == RUNS) {
+      state = resume(call, r->entry->rows);
+    } else {
+      aim_at(r->entry, r->at);
+      atomic_store(&r->state, RUNS);
+      state = blink_run(call, r->entry->rows, ++q->table->seq);
+    }
+    call->timeout_ns = usual;
+    if (state != DONE) {
+      if (call->moved) q->moves++;
+      return state;
+    }
+    end_first(q, HAS_ENDED, brief);
+  }
+}
+
+/* Wait on a condition for so long at most; the lock is held. */
+static void wait_for_ns(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t ns) {
+  const int64_t end = now_ns() + ns;
+  (void)pthread_cond_timedwait(condition, lock, &(struct timespec){end / 1000000000, end % 1000000000});
+}
+
+/* Wait until a call has ended, or all have: DONE; AGAIN after a while; else the status of the first call, which is the
+ * caller's to settle, with the queue. */
+static int wait_until(queue_t *q, const pending_t *until) {
+  const int64_t end = now_ns() + A_WHILE_NS;
+  int state = DONE;
+  pthread_mutex_lock(&q->lock);
+  q->waiters++;
+  while (state == DONE && (until ? until->state < HAS_ENDED : q->first != NULL)) {
+    if (q->left) {
+      state = q->left, q->left = DONE;
+    } else if (own(q)) {
+      pthread_mutex_unlock(&q->lock);
+      state = move_on(q, until, 0, 0);
+      if (state == DONE) disown(q, DONE);
+      pthread_mutex_lock(&q->lock);
+    } else if (now_ns() < end) {
+      wait_for_ns(&q->changed, &q->lock, A_WHILE_NS);
+    } else {
+      state = AGAIN;
+    }
+  }
+  q->waiters--;
+  pthread_mutex_unlock(&q->lock);
+  return state;
+}
+
+static void tell_ended(queue_t *q) {
+  pthread_mutex_lock(&q->lock);
+  for (pending_t *r = q->ended; r; r = r->next) tell(r);
+  pthread_mutex_unlock(&q->lock);
+}
+
+/* Called by MPI when a thread waits in it: move all queues of this process on. Returns how many calls have ended. */
+static int come_by(void) {
+  int ended = 0;
+  if (!mpi.queues || mpi.forked || pthread_mutex_trylock(&mpi.lock)) return 0;
+  for (queue_t *q = mpi.queues; q; q = q->next) {
+    const int64_t before = q->table->pending;
+    if (before && own(q)) disown(q, move_on(q, NULL, AT_ONCE, 0));
+    if (q->ended) tell_ended(q);
+    ended += (int)(before - q->table->pending);
+  }
+  pthread_mutex_unlock(&mpi.lock);
+  return ended;
+}
+
+static int poll_request(void *of, void *status) { return (void)of, (void)status, come_by(), 0; }
+
+/* ---- for Python: its lock is held */
+
+/* Let go of what has ended. */
+static void let_ended_go(queue_t *q) {
+  pthread_mutex_lock(&q->lock);
+  pending_t *r = q->ended;
+  q->ended = NULL;
+  pthread_mutex_unlock(&q->lock);
+  while (r) {
+    pending_t *const next = r->next;
+    tell(r);
+    no_longer_used(r->entry);
+    r->entry = NULL;
+    Py_CLEAR(r->arguments);
+    Py_CLEAR(r->method);
+    Py_DECREF(r);
+    r = next;
+  }
+}
+
+static queue_t *queue_of(const pending_t *r) { return table_of(r->self)->queue; }
+
+/* The first call, which Python settles: (it, what it is bound to, its number, status, timeout in seconds or None, method, arguments). */
+static PyObject *to_settle(queue_t *q, int state) {
+  pending_t *const r = q->first;
+  PyObject *const timeout = r->timeout_ns ? PyFloat_FromDouble((double)r->timeout_ns * 1e-9) : Py_NewRef(Py_None);
+  return Py_BuildValue("(OOKiNOO)", r, r->entry->bound, (unsigned long long)q->table->seq, state, timeout, r->method, r->arguments);
+}
+
+/* (method, arguments, timeout): begin a call that is kept; the request, or None if it is not known here. */
+static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+  repeated_t *const t = table_of(self);
+  if (!t || n != 3 || !PyTuple_CheckExact(given[1])) return PyErr_Format(PyExc_TypeError, "expected a method, a tuple and a timeout");
+  queue_t *const q = t->queue;
+  const int64_t timeout_ns = timeout_of(given[2]);
+  arguments_t a;
+  if (t->open != OPEN || timeout_ns < 0 || !read_arguments(&a, &t->types, &t->gpu, given[0], given[1], Py_None)) Py_RETURN_NONE;
+  a.key.stream = PENDING;
+  entry_t *const e = entry_of(t, &a.key, hash_of(&a.key));
+  char *at[MOST_BUFFERS];
+  places(&a, at);
+  let_go(&a);
+  if (!e || t->open != OPEN) Py_RETURN_NONE;
+  pending_t *const r = PyObject_New(pending_t, mpi.type);
+  if (!r) return NULL;
+  memset((char *)r + sizeof(PyObject), 0, sizeof *r - sizeof(PyObject));
+  PyObject *const request = mpi.request->tp_new(mpi.request, mpi.none, NULL);
+  if (!request || PyObject_SetAttr(request, text_of[PENDING_CALL], (PyObject *)r)) return Py_XDECREF(request), Py_DECREF(r), NULL;
+  void **const handle = (void **)((char *)request + sizeof(PyObject));
+  const int failed = mpi.start_polled ? mpi.start_polled(query_request, freed_request, keep_request, poll_request, NULL, r, &r->handle)
+                                      : mpi.start(query_request, freed_request, keep_request, r, &r->handle);
+  if (failed) return Py_DECREF(request), Py_DECREF(r), PyErr_Format(PyExc_RuntimeError, "MPI cannot start a request: error %d", failed);
+  memcpy(handle, &r->handle, mpi.pointers ? sizeof(void *) : sizeof(int));
+  memcpy(r->at, at, sizeof at);
+  e->users++;
+  r->self = Py_NewRef(self), r->entry = e, r->timeout_ns = timeout_ns;
+  r->method = Py_NewRef(given[0]), r->arguments = Py_NewRef(given[1]);
+  if (q->ended) let_ended_go(q);
+  const int mine = own(q), lock = !mine || q->dozes > DOZES;
+  if (lock) pthread_mutex_lock(&q->lock);
+  pending_t *const before = q->last; /* and the queue keeps the object */
+  if (before) before->next = r;
+  else q->first = r;
+  q->last = r, t->pending++, t->open_gpu = 0;
+  if (lock) pthread_cond_signal(&q->wake), pthread_mutex_unlock(&q->lock);
+  if (!mine) return request;
+  if (before || is_brief(e->call)) {
+    disown(q, move_on(q, NULL, AT_ONCE, 1));
+  } else {
+    Py_BEGIN_ALLOW_THREADS
+    disown(q, move_on(q, r, ANNOUNCE, 0));
+    Py_END_ALLOW_THREADS
+  }
+  return request;
+}
+
+/* How a call is, for a user who waits for it, or only looks: True or False, whether it has ended; its error; None, if nothing has
+ * happened for a while; or what Python is to settle. `given`: the request, and a status of MPI's or None. */
+static PyObject *look_at(pending_t *r, PyObject *const *given, Py_ssize_t n, int waits) {
+  queue_t *const q = queue_of(r);
+  int state = DONE;
+  if (n != 2 || !PyObject_TypeCheck(given[0], mpi.request)) return PyErr_Format(PyExc_TypeError, "expected a request and a status");
+  if (mpi.forked) return PyErr_Format(PyExc_RuntimeError, "this process was forked by a rank, which alone makes its calls");
+  if (r->state < HAS_ENDED && own(q)) disown(q, move_on(q, r, waits ? BRIEFLY : AT_ONCE, 1));
+  if (r->state < HAS_ENDED) {
+    Py_BEGIN_ALLOW_THREADS
+    if (waits) state = wait_until(q, r);
+    else if (own(q)) disown(q, move_on(q, r, AT_ONCE, 0));
+    Py_END_ALLOW_THREADS
+  }
+  if (state == AGAIN) Py_RETURN_NONE;
+  if (state != DONE) return to_settle(q, state);
+  if (r->state < HAS_ENDED) Py_RETURN_FALSE;
+  let_ended_go(q);
+  PyObject *const error = r->state == HAS_FAILED && !r->raised ? r->error : NULL;
+  r->raised = 1;
+  if (!r->freed) {
+    char ignored[256];
+    mpi.wait((char *)given[0] + sizeof(PyObject), given[1] == Py_None ? ignored : (char *)given[1] + sizeof(PyObject));
+  }
+  return Py_NewRef(error ? error : Py_True);
+}
+
+static PyObject *wait_call(PyObject *r, PyObject *const *given, Py_ssize_t n) { return look_at((pending_t *)r, given, n, 1); }
+static PyObject *test_call(PyObject *r, PyObject *const *given, Py_ssize_t n) { return look_at((pending_t *)r, given, n, 0); }
+
+/* Wait until no call is pending: 1; 0 where that is Python's to do. */
+static int drained(repeated_t *t) {
+  queue_t *const q = t->queue;
+  int state = DONE;
+  if (own(q)) disown(q, move_on(q, NULL, BRIEFLY, 1));
+  if (t->pending) {
+    Py_BEGIN_ALLOW_THREADS
+    state = wait_until(q, NULL);
+    Py_END_ALLOW_THREADS
+    if (state != DONE && state != AGAIN) disown(q, state);
+  }
+  if (q->ended) let_ended_go(q);
+  return !t->pending;
+}
+
+/* Wait until no call is pending: True; None, if nothing has happened for a while; or what is to be settled. */
+static PyObject *drain_calls(PyObject *self, PyObject *none) {
+  queue_t *const q = table_of(self)->queue;
+  int state;
+  (void)none;
+  if (mpi.forked) Py_RETURN_TRUE;
+  Py_BEGIN_ALLOW_THREADS
+  state = wait_until(q, NULL);
+  Py_END_ALLOW_THREADS
+  let_ended_go(q);
+  if (state == AGAIN) Py_RETURN_NONE;
+  if (state != DONE) return to_settle(q, state);
+  Py_RETURN_TRUE;
+}
+
+/* (call, error or None): what became of the first call, which was Python's to settle. */
+static PyObject *settle_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+  queue_t *const q = table_of(self)->queue;
+  if (n != 2 || given[0] != (PyObject *)q->first) return PyErr_Format(PyExc_ValueError, "expected the first call, and an error or None");
+  if (given[1] != Py_None) q->first->error = Py_NewRef(given[1]);
+  end_first(q, given[1] == Py_None ? HAS_ENDED : HAS_FAILED, 1);
+  disown(q, DONE);
+  Py_RETURN_NONE;
+}
+
+/* (error): no call is begun any more, and those that are fail, but for one that somebody runs or settles. */
+static PyObject *give_up_calls(PyObject *self, PyObject *error) {
+  queue_t *const q = table_of(self)->queue;
+  if (mpi.forked) Py_RETURN_NONE;
+  pthread_mutex_lock(&q->lock);
+  const int mine = own(q);
+  pending_t *const kept = mine ? NULL : q->first;
+  pending_t *next = kept ? kept->next : q->first;
+  q->first = q->last = kept;
+  if (kept) kept->next = NULL;
+  while (next) {
+    pending_t *const r = next;
+    next = r->next;
+    r->error = Py_NewRef(error);
+    atomic_store(&r->state, HAS_FAILED);
+    r->next = q->ended, q->ended = r;
+    q->table->pending--;
+  }
+  if (mine) q->owned = 0;
+  pthread_cond_broadcast(&q->changed);
+  pthread_mutex_unlock(&q->lock);
+  Py_RETURN_NONE;
+}
+
+/* Whether the first call has not moved for as long as it may wait. */
+static int is_late(const queue_t *q, int64_t still_ns) {
+  const int64_t own = q->first->timeout_ns, usual = q->first->entry->call->timeout_ns;
+  return still_ns > (own && own < usual ? own : usual);
+}
+
+/* The thread's: look after the queue until a call is Python's to settle; None when the thread is to end. */
+static PyObject *watch_calls(PyObject *self, PyObject *none) {
+  queue_t *const q = table_of(self)->queue;
+  const pending_t *seen = NULL; /* the first, when it last looked; how often that had moved, and since when it has not */
+  int moves = 0, state = DONE;
+  int64_t since = 0;
+  (void)none;
+  Py_BEGIN_ALLOW_THREADS
+  pthread_mutex_lock(&q->lock);
+  while (!q->stops && state == DONE) {
+    const pending_t *const first = q->first, *const before = seen;
+    const int64_t now = now_ns();
+    if (first != seen || q->moves != moves) since = now, moves = q->moves, seen = first;
+    for (pending_t *r = mpi.tells ? q->ended : NULL; r; r = r->next) tell(r);
+    if (q->left) {
+      state = q->left, q->left = DONE;
+    } else if (!first && q->dozes > DOZES) {
+      pthread_cond_wait(&q->wake, &q->lock);
+    } else if (!first || first != before || !own(q)) {
+      q->dozes = first ? 0 : q->dozes + 1;
+      wait_for_ns(&q->wake, &q->lock, DOZE_NS);
+    } else {
+      pthread_mutex_unlock(&q->lock);
+      state = move_on(q, NULL, now - since < IDLE_NS ? SLICE_NS : AT_ONCE, 0);
+      if (state == EXPIRED && (q->moves != moves || !is_late(q, now - since))) state = DONE;
+      if (state == DONE) disown(q, DONE);
+      pthread_mutex_lock(&q->lock);
+      if (state == DONE && q->first == first) wait_for_ns(&q->wake, &q->lock, DOZE_NS);
+    }
+  }
+  pthread_mutex_unlock(&q->lock);
+  Py_END_ALLOW_THREADS
+  if (state == DONE) Py_RETURN_NONE;
+  return to_settle(q, state);
+}
+
+/* Have the thread end. */
+static PyObject *stop_watching(PyObject *self, PyObject *none) {
+  queue_t *const q = table_of(self)->queue;
+  (void)none;
+  if (!mpi.forked) {
+    pthread_mutex_lock(&q->lock);
+    q->stops = 1;
+    pthread_cond_signal(&q->wake);
+    pthread_mutex_unlock(&q->lock);
+  }
+  Py_RETURN_NONE;
+}
+
+static void free_pending(PyObject *object) {
+  pending_t *const r = (pending_t *)object;
+  PyTypeObject *const type = Py_TYPE(r);
+  int ended = 0;
+  if (r->told && !r->freed && !mpi.ended(&ended) && !ended) mpi.free(&r->handle); /* nobody has waited for it */
+  Py_XDECREF(r->error);
+  Py_XDECREF(r->self);
+  PyObject_Free(r);
+  Py_DECREF(type);
+}
+
+/* ---- setting up */
+
+static PyMethodDef pending_methods[] = {
+  {"wait", (PyCFunction)(void (*)(void))wait_call, METH_FASTCALL, "Wait for the call."},
+  {"test", (PyCFunction)(void (*)(void))test_call, METH_FASTCALL, "Look whether the call has ended."},
+  {NULL, NULL, 0, NULL},
+};
+static PyType_Slot pending_slots[] = {{Py_tp_methods, pending_methods}, {Py_tp_dealloc, free_pending}, {0, NULL}};
+static PyType_Spec pending_spec = {"blinkmpi.PendingCall", sizeof(pending_t), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, pending_slots};
+
+static PyMethodDef queue_functions[] = {
+  {"begin_call", (PyCFunction)(void (*)(void))begin_call, METH_FASTCALL, "Begin a call that was made before."},
+  {"drain_calls", drain_calls, METH_NOARGS, "Wait until no call is pending."},
+  {"settle_call", (PyCFunction)(void (*)(void))settle_call, METH_FASTCALL, "Say what became of the first call."},
+  {"give_up_calls", give_up_calls, METH_O, "Let all calls fail that nobody runs."},
+  {"watch_calls", watch_calls, METH_NOARGS, "Look after the queue."},
+  {"stop_watching", stop_watching, METH_NOARGS, "Have `watch_calls` return."},
+};
+
+static void forget_parent(void) { mpi.forked = 1; }
+
+/* What is the same for all communicators of a process, given by the first. Returns 0 if that raises. */
+static int learn_mpi(PyObject *const *given) {
+  if (mpi.type) return 1;
+  void *at[7];
+  for (int i = 0; i < 7; i++) at[i] = PyLong_AsVoidPtr(given[i + 1]);
+  const long pointers = PyLong_AsLong(given[8]), tells = PyLong_AsLong(given[9]), failed = PyLong_AsLong(given[10]);
+  PyObject *const none = PyTuple_New(0), *const type = PyType_FromSpec(&pending_spec);
+  if (PyErr_Occurred()) return 0;
+  mpi.start = (start_request_t *)at[0], mpi.complete = at[1], mpi.wait = (wait_request_t *)at[2], mpi.free = (free_t *)at[3];
+  mpi.ended = (ended_t *)at[4], mpi.start_polled = (start_polled_t *)at[5], mpi.hook = (hook_t *)at[6];
+  mpi.pointers = (int)pointers, mpi.tells = (int)tells, mpi.failed = (int)failed;
+  mpi.request = (PyTypeObject *)Py_NewRef(given[0]), mpi.none = none, mpi.type = (PyTypeObject *)type;
+  pthread_atfork(NULL, NULL, forget_parent);
+  if (mpi.hook) mpi.hook(come_by);
+  return 1;
+}
+
+/* (the user's requests' type; addresses of MPI_Grequest_start, MPI_Grequest_complete, MPI_Wait, MPI_Request_free and
+ * MPI_Finalized, and of MPIX_Grequest_start and opal_progress_register or 0; whether handles are pointers; whether our thread
+ * has to tell MPI what has ended; MPI's error class of what failed): the functions above, of a communicator. */
+static PyObject *serve_pending(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+  enum { COUNT_OF = sizeof queue_functions / sizeof *queue_functions };
+  repeated_t *const t = table_of(self);
+  if (!t || n != 11 || !PyType_Check(given[0])) return PyErr_Format(PyExc_TypeError, "expected a type and ten numbers");
+  if (!learn_mpi(given)) return NULL;
+  PyObject *const made = PyTuple_New(COUNT_OF);
+  for (int i = 0; made && i < COUNT_OF; i++) {
+    PyObject *const function = PyCFunction_New(queue_functions + i, self);
+    if (!function) return Py_DECREF(made), NULL;
+    PyTuple_SET_ITEM(made, i, function);
+  }
+  queue_t *const q = made && !t->queue ? PyMem_RawCalloc(1, sizeof *q) : NULL;
+  if (!q) return made;
+  pthread_condattr_t clock;
+  pthread_condattr_init(&clock), pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+  pthread_mutex_init(&q->lock, NULL), pthread_cond_init(&q->changed, &clock), pthread_cond_init(&q->wake, &clock);
+  pthread_condattr_destroy(&clock);
+  q->table = t;
+  pthread_mutex_lock(&mpi.lock);
+  q->next = mpi.queues, mpi.queues = q, t->queue = q;
+  pthread_mutex_unlock(&mpi.lock);
+  return made;
+}
+
+static void free_queue(queue_t *q) {
+  if (mpi.forked) return; /* another thread may have had its locks */
+  let_ended_go(q);
+  pthread_mutex_lock(&mpi.lock);
+  queue_t **at = &mpi.queues;
+  while (*at != q) at = &(*at)->next;
+  *at = q->next;
+  pthread_mutex_unlock(&mpi.lock);
+  pthread_mutex_destroy(&q->lock), pthread_cond_destroy(&q->changed), pthread_cond_destroy(&q->wake);
+  PyMem_RawFree(q);
+}

@@ -1,0 +1,134 @@
+"""Non-blocking calls that C begins and moves on (pending_calls.h): what it needs, and their thread."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from mpi4py import MPI
+
+from ...errors import PeerLost
+from .mpi_functions import HOOK, POLLED, REQUESTS, address_if_any, addresses, handles_are_pointers
+
+if TYPE_CHECKING:
+    from .repeated import Resumable
+
+
+class PendingCall(Protocol):
+    """A call that was begun, as C has it. What it gives is :data:`Look`."""
+
+    def wait(self, request: MPI.Request, status: MPI.Status | None, /) -> Look:
+        """Wait until it has ended, and free its request."""
+
+    def test(self, request: MPI.Request, status: MPI.Status | None, /) -> Look:
+        """The same, if it has ended."""
+
+
+class ToSettle(NamedTuple):
+    """The first call, of which C waits to hear what becomes of it: it could not end it by itself."""
+
+    pending: PendingCall
+    bound: Resumable
+    seq: int
+    status: int
+    timeout_s: float | None
+    method: Any
+    args: tuple[Any, ...]
+
+
+# Whether it has ended; its error; None, if nothing has happened for a while, and signals are to be looked at; or the
+# fields of ToSettle.
+Look = bool | BaseException | tuple[Any, ...] | None
+Settle = Callable[[ToSettle], BaseException | None]  # brings a call to its end; returns what it has raised
+
+_watched: weakref.WeakSet[PendingCalls] = weakref.WeakSet()
+
+
+def why_not() -> str:
+    """Why non-blocking calls cannot be C's in this process; empty if they can."""
+    found = addresses(*REQUESTS)
+    if isinstance(found, str):
+        return found
+    told = address_if_any(POLLED) or address_if_any(HOOK)
+    return "" if told or MPI.Query_thread() == MPI.THREAD_MULTIPLE else "this MPI takes calls of one thread alone"
+
+
+class PendingCalls:
+    """The non-blocking calls of a communicator.
+
+    Args:
+        serve: C's function that makes the others.
+        request: the type of requests, a subclass of MPI's; C sets the field ``pending``.
+        settle: brings a call to its end that C cannot; None if nobody can any more.
+    """
+
+    def __init__(
+        self, serve: Callable[..., tuple[Any, ...]], request: type[MPI.Request], settle: Callable[[], Settle | None]
+    ) -> None:
+        found = addresses(*REQUESTS)
+        assert not isinstance(found, str), "why_not() is asked before"
+        polled, hook = address_if_any(POLLED), address_if_any(HOOK)
+        tells = not (polled or hook)
+        self.begin, self._drain, self._settled, self._give_up, self._watch, self._stop = serve(
+            request, *found, polled, 0 if polled else hook, handles_are_pointers(), tells, int(MPI.ERR_OTHER)
+        )
+        self._thread = threading.Thread(
+            target=_look_after, args=(self._watch, self._settled, settle), name="blinkmpi-progress", daemon=True
+        )
+        self._thread.start()
+        _watched.add(self)
+
+    def settle(self, given: tuple[Any, ...], by: Settle) -> BaseException | None:
+        """Bring the first call to its end; returns what it has raised."""
+        return _settle(given, by, self._settled)
+
+    def drain(self, by: Settle) -> None:
+        """Wait until no call is pending."""
+        while (left := self._drain()) is not True:
+            if left is not None:
+                self.settle(left, by)
+
+    def give_up(self, error: BaseException) -> None:
+        """Let all calls fail but one that is being made."""
+        self._give_up(error)
+
+    def stop(self) -> None:
+        """Have the thread end, and do not wait for it."""
+        self._stop()
+
+    def close(self) -> None:
+        """End the thread. Safe to call twice."""
+        self._stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _look_after(watch: Callable[[], Any], settled: Callable[..., None], settle: Callable[[], Settle | None]) -> None:
+    """The thread: it refers to nothing that its communicator would have to let go of."""
+    while (left := watch()) is not None:
+        by = settle()
+        if by is None:
+            return
+        _settle(left, by, settled)
+        del left, by
+
+
+def _settle(given: tuple[Any, ...], by: Settle, settled: Callable[..., None]) -> BaseException | None:
+    left = ToSettle(*given)
+    error: BaseException | None = PeerLost("an interrupt came while it was brought to its end")
+    try:
+        error = by(left)
+    finally:
+        settled(left.pending, error)
+    return error
+
+
+def _stop_all() -> None:
+    for calls in list(_watched):
+        calls.close()
+
+
+atexit.register(_stop_all)
