@@ -265,8 +265,8 @@ class ProgressThread:
             work, finish = item
             error = self._run(work)
             del item, work  # and with them the user's buffers: who has waited finds them free
-            with self._idle:
+            with self._idle:  # whoever sees one of the two sees the other
                 self.busy -= 1
+                finish(error)
+                del error, finish
                 self._idle.notify_all()
-            finish(error)
-            del error, finish

@@ -106,7 +106,7 @@ typedef struct {
   int64_t befores, afters;
   /* the call under way */
   uint64_t seq, base; /* its number; the flags' value before chunk 0 */
-  int64_t timeout_ns; /* without progress; negative: return as soon as nothing is ready */
+  int64_t timeout_ns; /* without progress; or one of waiting.h */
   int64_t phase;
   int64_t left;       /* stages that are not finished */
   int64_t moved;      /* out: chunks done by this invocation */
@@ -128,7 +128,7 @@ static int idle_call(idle_t *w, const call_t *j) { return idle(w, j->spins, j->h
 
 /* After a turn at all that this rank has to do: wait a little if nothing has moved since `before`. */
 static inline int after_turn(idle_t *w, const call_t *j, int64_t before, const int traced) {
-  if (j->moved != before) return w->polls = w->since = 0, DONE;
+  if (j->moved != before) return w->polls = w->since = 0, j->timeout_ns == AT_ONCE ? EXPIRED : DONE;
   if (traced) j->trace->waiting = 1;
   return idle_call(w, j);
 }

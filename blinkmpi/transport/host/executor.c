@@ -296,6 +296,7 @@ static inline __attribute__((always_inline)) int run_stages(call_t *j, int64_t *
       }
       p = next;
     }
+    if (!j->left) break;
     const int state = after_turn(&wait, j, before, traced);
     if (state != DONE) return state;
   }

@@ -10,7 +10,6 @@
 
 enum { QUEUED, RUNS, HAS_ENDED, HAS_FAILED };   /* how far a call is */
 enum { AGAIN = 100 };                /* a status: nothing has happened for a while */
-enum { AT_ONCE = -1 };               /* a timeout: return as soon as nothing is ready */
 enum { A_WHILE_NS = 100000000 };     /* after which a thread that waits looks for signals */
 /* The thread looks so often, this many times after the last call; a call that moves is waited for that long, one that has
  * not moved for long is only looked at. */

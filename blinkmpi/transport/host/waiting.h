@@ -29,7 +29,8 @@ static int64_t now_ns(void) {
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
 
-enum { BRIEFLY = -2, ANNOUNCE = -3 }; /* timeouts: for as many polls as spin; not at all, once the call is announced */
+/* Timeouts: none, after one turn at what is ready; for as many polls as spin; none, once the call is announced. */
+enum { AT_ONCE = -1, BRIEFLY = -2, ANNOUNCE = -3 };
 
 /* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
 typedef struct {
