@@ -148,10 +148,11 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
         for _ in range(rounds):
             for work in todo:
                 work()
-        written = [] if FORMS not in collectives else [
-            call_forms.measure(world, comm, form, FORM_ROUNDS) for form in call_forms.forms(world, call_forms.FORM_SIZES)
-        ]  # fmt: skip
-        facts = {"forms": written, "rows": [{"collective": c, "size": s, "place": p, **row} for (c, s, p), row in found.items()]}
+        written = call_forms.forms(world, call_forms.FORM_SIZES) if FORMS in collectives else ()
+        facts = {
+            "forms": [call_forms.measure(world, comm, form, FORM_ROUNDS) for form in written],
+            "rows": [{"collective": c, "size": s, "place": p, **row} for (c, s, p), row in found.items()],
+        }
         facts |= jobs.rank_facts(MPI, comm)
         facts["cores"] = len(os.sched_getaffinity(0))
     if world.rank == 0:

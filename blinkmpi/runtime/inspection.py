@@ -86,7 +86,7 @@ def blocks_line(context: Outlook, call: Call) -> str:
     memory = context.host.block_memory
     if memory is None or not takes_blocks(context, call.collective):
         return ""
-    short, read_from = memory.lengths(shared=call.collective == "allgather")
+    short, read_from = memory.lengths(call.collective)
     name, shot = f"{call.collective.capitalize()}v", f"blocks to {size_text(short)} in one shot"
     if read_from == short + 1:
         return f"{name}: no trees; {shot}, longer ones by cma"

@@ -8,14 +8,16 @@ from ..control_pages import HEADS, LINE
 from .native import BLOCKS
 from .shared_window import SharedWindow
 
-# Blocks up to so many bytes go through a slot whole, if they fit there; of 2 ranks, of more. Longer ones go in chunks,
-# but those from READ_FROM bytes on are read out of their senders' buffers (process_vm_readv); what all others read,
-# from so many bytes on for each of them. From trials on 2 cores. Between 2 ranks, each on a core of its own, slots took
-# 0.5 to 0.85 of the time of reading for blocks of 4 to 12 KiB, as long at 16 KiB, and 1.5 times as long at 64 KiB.
-# Among 4, of which two share a core and what lies in its cache, slots and chunks took 0.4 to 0.7 of the time up to 1
-# MiB.
+# Blocks up to so many bytes go through a slot whole, if they fit there: of ranks with a core each, and of more ranks
+# than cores. Longer ones go in chunks, but those from READ_FROM bytes on are read out of their senders' buffers
+# (process_vm_readv); what all others read, from so many bytes on for each of them; and what one rank alone receives
+# from several, from GATHERED bytes on. From trials on machines of 2 and 16 cores. Between 2 ranks, each on a core of
+# its own, slots took 0.5 to 0.85 of the time of reading for blocks of 4 to 12 KiB, as long at 16 KiB, and 1.5 times
+# as long at 64 KiB. Among 4, of which two share a core and what lies in its cache, slots and chunks took 0.4 to 0.7
+# of the time up to 1 MiB; where each had a core, 1.4 times and more, but 0.8 in a gather, of which the root's own
+# reading is the longest part.
 SHORT_BYTES = (16 << 10, 96 << 10)
-READ_FROM, READ_FROM_OF_ALL = (0, 1 << 20), (0, 4 << 20)
+READ_FROM, READ_FROM_OF_ALL, GATHERED = (0, 1 << 20), (20 << 10, 4 << 20), 1 << 20
 HELPED_BYTES = 8 << 20  # the root of a gather reads with a second thread where it has so long a block: 0.8 of the time
 CHUNK_BYTES, CHUNK_OF_ALL, CHUNKS = 64 << 10, 256 << 10, 4  # of a chunk, of one that all read; how many have room
 LEAST_CHUNK = 256  # so that a call has no more chunks of 4 GiB than its flags can count
@@ -27,11 +29,12 @@ class BlockMemory:
 
     Args:
         reads: whether the ranks may read one another's memory.
+        crowded: whether they are more than the cores that they may use.
     """
 
-    def __init__(self, window: SharedWindow, *, reads: bool) -> None:
+    def __init__(self, window: SharedWindow, *, reads: bool, crowded: bool) -> None:
         pages = window.pages
-        self._n, self._rank, self._reads = pages.n, pages.rank, reads
+        self._n, self._rank, self._reads, self._crowded = pages.n, pages.rank, reads, crowded
         self._arena_bytes, self._slot_bytes = window.arena_bytes, window.one_shot_bytes // 2
         ranks = range(self._n)
         slots, arenas = [window.one_shot(r) for r in pages.here], [window.arena(r) for r in pages.here]
@@ -47,13 +50,16 @@ class BlockMemory:
         """Bytes of a slot, of the longest block that goes through one whole, of a ring, and of its chunks."""
         parts, chunk = (1, CHUNK_OF_ALL) if shared else (self._n, CHUNK_BYTES)
         room, ring = (whole // parts // LINE * LINE for whole in (self._slot_bytes, self._arena_bytes))
-        short = SHORT_BYTES[self._n > 2 or not self._reads]
+        short = SHORT_BYTES[self._crowded or not self._reads]
         return room, min(short, room), ring, min(chunk, ring // CHUNKS // LINE * LINE)
 
-    def lengths(self, *, shared: bool) -> tuple[int, int]:
+    def lengths(self, collective: str) -> tuple[int, int]:
         """Bytes of the longest block that goes through a slot whole, and of the shortest that is read; 0 for none."""
-        short, more = self._rooms(shared=shared)[1], self._n > 2
-        read_from = READ_FROM_OF_ALL[more] * (self._n - 1) if shared else READ_FROM[more]
+        shared = collective == "allgather"
+        short = self._rooms(shared=shared)[1]
+        read_from = READ_FROM_OF_ALL[self._crowded] * (self._n - 1) if shared else READ_FROM[self._crowded]
+        if collective == "gather" and self._n > 2:
+            read_from = GATHERED
         return short, max(read_from, short + 1) if self._reads else 0
 
     def takes(self, moves: BlockMoves) -> list[tuple[int, bool]]:
@@ -67,7 +73,7 @@ class BlockMemory:
 
     def _read_from(self, moves: BlockMoves) -> int:
         """Bytes from which on blocks are read out of their senders' buffers."""
-        return (0 if moves.in_place else self.lengths(shared=moves.shared)[1]) or NEVER
+        return (0 if moves.in_place else self.lengths(moves.collective)[1]) or NEVER
 
     def protocol(self, moves: BlockMoves, nbytes: int) -> str:
         """How a block of such a call crosses, if its sender's memory can be read: ``slots`` or ``cma``."""

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+from mpi4py import MPI
 
 from ...errors import ArgumentError
 from ...util.together import Comm, allgather, bcast
@@ -19,6 +22,26 @@ from .shared_window import MESSAGE_BYTES, SharedWindow
 from .shots import NodeShots
 
 
+class Host(NamedTuple):
+    """Where a rank runs: the name of its machine, and the cores that it may use there, as bits in base 16."""
+
+    name: str
+    cores: str
+
+
+def own_host() -> Host:
+    """Where this rank runs."""
+    return Host(MPI.Get_processor_name(), f"{sum(1 << core for core in os.sched_getaffinity(0)):x}")
+
+
+def cores_of(hosts: Sequence[Host]) -> int:
+    """How many cores ranks of one machine may use, all together: launchers bind each to its own."""
+    found = 0
+    for host in hosts:
+        found |= int(host.cores, 16)
+    return found.bit_count()
+
+
 @dataclass(frozen=True)
 class Known:
     """What the ranks of a communicator have agreed on that holds for some of them, too.
@@ -27,14 +50,14 @@ class Known:
         native, executor: the C executor, and why it is taken, or not.
         no_cma: why they cannot read one another's memory, empty if they can; None where they have to find out.
         has_shots: whether C sends the messages of short calls between nodes.
-        hosts: the name of every rank's machine.
+        hosts: where every rank runs.
     """
 
     native: native.Native | None
     executor: str
     no_cma: str | None
     has_shots: bool
-    hosts: Sequence[str]
+    hosts: Sequence[Host]
 
     def of(self, ranks: Sequence[int]) -> Known:
         """What holds for these ranks."""

@@ -10,7 +10,6 @@ smoothly. No wait is without a deadline, and a rank that aborts tells the others
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -33,7 +32,7 @@ from ..network.messages import NodeMessages
 from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
-from .capabilities import Known, agree_on_cma, agree_on_executor, open_shots
+from .capabilities import Host, Known, agree_on_cma, agree_on_executor, cores_of, open_shots, own_host
 from .host_program import HostProgram, load, nothing_to_move, of_blocks
 from .host_program import place as tell_places
 from .numpy_executor import OUTCOMES, Outcome, barrier_numpy, repeat
@@ -118,12 +117,11 @@ class HostTransport(HostOutlook):
         self.has_shots, self._may_read = self.shots is not None, cma
         self.helper = Helper(self.native if cma_threads > 1 else None, node.size)
         self.arena_bytes = window.arena_bytes
-        hosts = allgather(comm, MPI.Get_processor_name(), str) if known is None else list(known.hosts)
-        self.peers = Peers(self.pages, hosts, slow, comm.processes())
+        self._hosts = allgather(comm, own_host(), Host) if known is None else list(known.hosts)
+        self.peers = Peers(self.pages, [host.name for host in self._hosts], slow, comm.processes())
         self._barrier = native.CallStruct()
-        self._barrier.spins = self._spins = (
-            SPINS if node.size <= len(os.sched_getaffinity(0)) and not several else CROWDED_SPINS
-        )
+        self.crowded = cores_of([self._hosts[r] for r in self.pages.here]) < node.size
+        self._barrier.spins = self._spins = CROWDED_SPINS if self.crowded or several else SPINS
         tell_places(self._barrier, window)
         self._nothing: dict[str, HostProgram] = {}  # by collective
         self._blocks: LRU[tuple[object, ...], HostProgram] = LRU(BLOCK_PROGRAMS)
@@ -133,7 +131,7 @@ class HostTransport(HostOutlook):
         """What holds for a part of these ranks, too."""
         holds = self.messages is None and (not self.no_cma or self.native is None or not self._may_read)
         no_cma = self.no_cma if holds else None
-        return Known(self.native, self._why_executor, no_cma, self.has_shots, self.peers.hosts)
+        return Known(self.native, self._why_executor, no_cma, self.has_shots, self._hosts)
 
     # ---- before a call
 
@@ -174,7 +172,7 @@ class HostTransport(HostOutlook):
             return None
         from .block_memory import BlockMemory
 
-        memory = BlockMemory(self.window, reads=not self.no_cma)
+        memory = BlockMemory(self.window, reads=not self.no_cma, crowded=self.crowded)
         return memory if memory.fits else None
 
     def load_blocks(self, moves: BlockMoves) -> HostProgram:

@@ -59,7 +59,7 @@ class Node:
             pages.pids[r] = os.getpid()
             pages.announced[r] = pages.finished[r] = self.seq
             self.windows.append(SimpleNamespace(**vars(window), pages=pages))
-        self.memories: list[BlockMemory] = [BlockMemory(w, reads=reads) for w in self.windows]  # type: ignore[arg-type]
+        self.memories: list[BlockMemory] = [BlockMemory(w, reads=reads, crowded=n > 2) for w in self.windows]  # type: ignore[arg-type]
         assert all(memory.fits for memory in self.memories)
 
     def bound(self, rank: int, moves: BlockMoves, send: Bytes | None, recv: Bytes | None, timeout_s: float) -> Any:
