@@ -97,6 +97,7 @@ def kill_ranks(world: World, host: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_dead_link_is_reported_on_both_sides(world: World, tmp_path: Path) -> None:
     job = start(world, (2, 2), tmp_path, left=4)
     world.link("host1", "down")

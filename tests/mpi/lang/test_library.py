@@ -43,7 +43,7 @@ def run_round(ours: blinkmpi.Communicator, some: list[Algorithm], *, few: bool =
         run_all(ours, calls(made.collective, ours.size, few=few))
 
 
-@mpi(ranks=(1, 3), long=(4, 8), timeout=250)
+@mpi(ranks=(3,), long=(1, 4, 8), timeout=250)
 def test_every_algorithm_of_the_library(comm: MPI.Intracomm) -> None:
     """In C with all types, and with the main ones by NumPy and between nodes."""
     nodes = {4: ("2+2", "1+3"), 8: ("4+4", "3+5")}.get(comm.size)

@@ -29,7 +29,7 @@ def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Comm
     return ours
 
 
-@mpi(ranks=(2, 3, 4), timeout=100)
+@mpi(ranks=(3,), long=(2, 4), timeout=100)
 def test_every_collective_in_one_shot(comm: MPI.Intracomm) -> None:
     some = [case for collective in COLLECTIVES for case in cases(collective, comm.size, full=False)]
     for nodes in NODES[comm.size]:
