@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
@@ -50,7 +51,7 @@ from .grouping.group import Groups
 from .process_exit import end_with_process, in_child
 from .ranks.interface import NO_MPI, Ranks
 from .requests import HostRequest, Persistent, ProgressThread
-from .settling import DelegatedByPeer, bind_blocks, exchange, persist, settled, settled_alone
+from .settling import DelegatedByPeer, bind_blocks, bind_kind, exchange, persist, settled, settled_alone
 
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from ..transport.host.block_call import BlockCall
     from .cuda.calls import CudaCalls
 
+KINDS_TRIED = 8
 BOUND_CALLS = PROGRAMS = 8192  # calls that are kept to be made again; programs, for other buffers
 Args = tuple[Any, ...]
 
@@ -76,6 +78,7 @@ class Dispatcher:
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)  # those that C does not keep
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
         self.block_calls: LRU[tuple[BlockMoves, bool], BlockCall] = LRU(PROGRAMS)  # for whatever buffers
+        self.kinds: Counter[str] = Counter()  # of calls of blocks, and how often they were offered to C in vain
         self.kept, self.own = KeptMemory(), OwnMemory()
         self.thread, self.groups = ProgressThread(), Groups(self)
         self.cuda: CudaCalls | None = None
@@ -192,6 +195,8 @@ class Dispatcher:
             return
         earlier = self._come_in()
         own = () if timeout_s is None else (timeout_s,)
+        if isinstance(begun[0], HostCall):
+            begun[0].made = Invocation(method, args)
         try:
             self._run(partial(begun[0].go_on, *begun[1:], *own), method, args, timeout_s)
         finally:
@@ -376,6 +381,8 @@ class Dispatcher:
         else:
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=not repeats)
             if isinstance(bound, HostCall) and repeats and self._known_to_c(bound, invocation):
+                if isinstance(ready, InBlocks):
+                    self._kind_known_to_c(ready, invocation)
                 return bound
             if isinstance(ready, InBlocks) and isinstance(bound, HostCall) and key is None:
                 self.block_calls.put((ready.moves, False), cast("BlockCall", bound))
@@ -390,6 +397,15 @@ class Dispatcher:
         if tensors := tensor_types():
             self.repeated.read_tensors(tensors, getattr(tensors[0], EXCHANGE, None))
         return self.repeated.keep(bound, invocation.method, invocation.args, pending=pending)
+
+    def _kind_known_to_c(self, ready: InBlocks, invocation: Invocation) -> None:
+        """Let C make calls by itself from now on that differ in lengths, if it can; in vain a few times, no more."""
+        host, buffer = self.host, ready.recv if ready.send is None else ready.send
+        self.kinds[ready.moves.text] += 1
+        if host.recorder.ring is None and buffer is not None and self.kinds[ready.moves.text] <= KINDS_TRIED:
+            kind = bind_kind(self, ready, invocation.name, buffer.itemsize)
+            if self.repeated.keep_kind(kind, invocation.method, invocation.args, kind.address):
+                self.kinds[ready.moves.text] = 0
 
     def _bind_host(
         self,

@@ -25,7 +25,7 @@ from .cuda.buffers import lies_on_device
 from .requests import Persistent, persistent_on_host
 
 if TYPE_CHECKING:
-    from ..transport.host.block_call import BlockCall
+    from ..transport.host.block_call import BlockCall, BlockKind
     from .context import Context
     from .dispatch import Dispatcher
 
@@ -122,6 +122,22 @@ def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, timeou
     if owns:
         dispatcher.block_calls.put((moves, owns), made)
     return made
+
+
+def bind_kind(dispatcher: Dispatcher, ready: InBlocks, collective: str, item: int) -> BlockKind:
+    """What C makes calls of blocks by that differ from this one in lengths and places alone."""
+    from ..transport.host.block_call import BlockKind
+
+    host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
+    own = proxy(dispatcher)
+
+    def differ(made: Invocation, timeout_s: float) -> NoReturn:
+        again = own.prepare(made, timeout_s, None)
+        lengths = again.lengths if isinstance(again, InBlocks) else again.blocks.lengths
+        _differ(own, lengths, moves.text, collective, timeout_s)
+
+    timeout_s = dispatcher.context.timeout_s
+    return BlockKind(host, host.load_blocks(moves), moves, buffers, timeout_s, item=item, differ=differ)
 
 
 def _differ(dispatcher: Dispatcher, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:

@@ -117,6 +117,8 @@ def stats_of(rank: int, n: int, counts: Mapping[Name, Count], *, timed: bool) ->
     found: dict[str, list[Any]] = {kind: [] for kind in ("collective", "protocol", "tree", "link", "wait")}
     for name, count in counts.items():
         kind, *what = name
+        if not (count.calls or count.bytes or count.ns):  # of calls that might have
+            continue
         others = what == [OTHERS]
         busy = count.ns / 1e9 if timed else None
         made: Any

@@ -6,7 +6,7 @@
  * its items. Buffers are plain arrays of NumPy's, whatever else shows its memory to Python (memoryview, bytearray,
  * array.array), torch's tensors, and arrays of CuPy's. Anything else is Python's to read. */
 
-enum { MOST_ARGUMENTS = 64, MOST_BUFFERS = 3, MOST_NUMBERS = 40, FORMAT_BYTES = 7 };
+enum { MOST_ARGUMENTS = 600, MOST_BUFFERS = 3, MOST_NUMBERS = 144, FORMAT_BYTES = 7 };
 enum { MOST_NESTED_NUMBERS = 3 }; /* as in [array, (counts, displacements), type] */
 enum { AN_OBJECT = -1, A_LIST = -2, A_TUPLE = -3, A_NUMBER = -4, A_HANDLE = -5, A_MEMORY = -6, A_WRITABLE_MEMORY = -7 };
 /* flags of host arrays are 0 or NPY_ARRAY_WRITEABLE, those of arrays on GPUs, and of tensors, below these */

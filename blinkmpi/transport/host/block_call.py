@@ -6,15 +6,20 @@ if two ranks were given different ones, all ranks come here, and do what the cal
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from ...program.blocks import BlockMoves
 from ...program.memory import address
 from ..announcement import Called
 from .block_memory import CHUNKS
 from .host_call import HostBuffers, HostCall
+from .host_program import CACHE_BYTES
 from .native import BLOCK, BLOCKS, RUNNING
+from .traffic import names_of_blocks
 
 if TYPE_CHECKING:
     from .host_program import HostProgram
@@ -81,3 +86,38 @@ class BlockCall(HostCall):
         pages, want = self.transport.pages, int(self.struct.base) + chunk + 1 - CHUNKS
         readers = (r for r in range(pages.n) if r != pages.rank)
         return [r for r in readers if int(pages.words[pages.tail(r, pages.rank)]) < want]
+
+
+class KindStruct(ctypes.Structure):
+    """``kind_t`` of block_kinds.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("item", "root", "stream_from", "rings", "tally")]
+
+
+class BlockKind(BlockCall):
+    """Calls of blocks that differ in lengths and places alone: C fills this one in each time (``block_kinds.h``).
+
+    Args:
+        item: bytes of an element.
+        differ: as :class:`BlockCall`'s, and of what was ``made``.
+    """
+
+    def __init__(
+        self, transport: HostTransport, program: HostProgram, moves: BlockMoves, buffers: HostBuffers,
+        timeout_s: float, *, item: int, differ: Callable[[Any, float], NoReturn],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            transport, program, moves, buffers, timeout_s, owns=False, differ=lambda late: differ(self.made, late)
+        )
+        assert transport.block_memory is not None
+        n, counters = transport.n, transport.recorder.counters
+        names = names_of_blocks(moves, transport.rank)
+        self._tally = np.array([(counters.address(name), 0, 0) for name in names], np.int64)
+        self.struct.tally, self.struct.tallies = self._tally.ctypes.data, len(names)
+        rings = len(transport.block_memory.takes(moves)) > 1
+        self.kind = KindStruct(item, moves.root, CACHE_BYTES // (2 * n), rings, self._tally.ctypes.data)
+
+    @property
+    def address(self) -> int:
+        """Where its structure lies, for C."""
+        return ctypes.addressof(self.kind)

@@ -73,6 +73,8 @@ class HostCall:
         timeout_s: how long to wait without any progress.
     """
 
+    made: Any = None  # the user's call, of one that C has begun and could not end
+
     def __init__(
         self,
         transport: HostTransport,

@@ -89,6 +89,16 @@ def traffic_of(
     return Traffic({name: (nbytes, 1) for name, nbytes in moved.items()}, [times(each) for each in found], found)
 
 
+def names_of_blocks(moves: BlockMoves, rank: int) -> list[Name]:
+    """The counters of calls of such blocks, of whatever lengths; in the order of block_kinds.h."""
+    call: Name = ("collective", moves.collective)
+    tree: Name = ("tree", moves.collective, moves.root, BLOCKS, rank)
+    ranks = range(len(moves.sends))  # what this one keeps is counted nowhere
+    out: list[Name] = [("link", rank, r) if r != rank else call for r in ranks]
+    come: list[Name] = [("link", r, rank) if r != rank else call for r in ranks]
+    return [call, tree, ("protocol", "slots"), ("protocol", "cma"), *out, *come]
+
+
 def traffic_of_blocks(moves: BlockMoves, rank: int, protocol: Callable[[int], str]) -> Traffic:
     """What ``rank`` moves in a call of blocks; its rows are the blocks that come, by rank, then those that go.
 

@@ -1,0 +1,141 @@
+/* Calls of blocks that were made before with other lengths: lengths and places are numbers among the arguments, so C fills
+ * the table of such a call (blocks.h) from them, and checks what Python would have checked.
+ *
+ * An entry of a kind is found by all that its calls are found by but these numbers and the lengths of their buffers. When it
+ * is made, it is filled from the arguments of the call that Python has bound, and kept if that comes out as Python's table. */
+
+enum { OF_KIND = 2 }; /* in place of a stream: an entry of a kind */
+enum { NO_BLOCK, ONE_BLOCK, EACH_A_BLOCK }; /* what an argument has: for the root or from it, or for all; for each rank */
+enum { TALLY_CALL, TALLY_TREE, TALLY_SLOTS, TALLY_CMA, TALLY_OUT, TALLY_WORDS = 3 }; /* then what comes in, by rank */
+
+typedef struct kind { /* what Python says of it; block_call.py writes and mirrors it */
+  int64_t item, root;  /* bytes of an element */
+  int64_t stream_from; /* bytes of the larger buffer from which on results are written past the caches */
+  int64_t rings;       /* whether there is memory for blocks that go in chunks */
+  int64_t *tally;      /* (counter, bytes, calls): of the call, of its tree, by protocol, what goes out and in by rank */
+} kind_t;
+
+typedef struct {
+  int how;
+  char *at;
+  int64_t nbytes;
+  const argument_t *counts, *displs; /* n numbers each, or one; no displs: one behind another; no counts: the whole buffer */
+} side_t;
+
+static int is_list(const argument_t *a) { return a->flags == A_LIST || a->flags == A_TUPLE; }
+
+/* The argument behind one with all its items. */
+static const argument_t *behind(const argument_t *a) {
+  const int64_t items = is_list(a) ? a->elements : 0;
+  a++;
+  for (int64_t i = 0; i < items; i++) a = behind(a);
+  return a;
+}
+
+/* Whether these are so many numbers. */
+static int are_numbers(const argument_t *a, int64_t n) {
+  if (!is_list(a) || a->elements != n) return 0;
+  for (int64_t i = 1; i <= n; i++)
+    if (a[i].flags != A_NUMBER) return 0;
+  return 1;
+}
+
+/* Read one of the first two arguments; 0 if its form is Python's to read. */
+static int read_side(const arguments_t *r, const types_t *types, const argument_t *a, int64_t *buffer, int64_t n, side_t *s) {
+  *s = (side_t){NO_BLOCK};
+  if (a->flags == AN_OBJECT) return a->object != types->in_place;
+  const argument_t *const end = behind(a);
+  const argument_t *const numbers = is_list(a) ? a + 2 : end;
+  if ((is_list(a) && !a->elements) || *buffer >= r->buffered) return 0;
+  s->how = ONE_BLOCK, s->at = r->buffers[*buffer].at, s->nbytes = r->buffers[*buffer].nbytes, ++*buffer;
+  if (numbers < end && numbers->flags == A_NUMBER) {
+    s->counts = numbers;
+    if (numbers + 1 < end && numbers[1].flags == A_NUMBER) s->displs = numbers + 1;
+  }
+  if (numbers == end || !is_list(numbers)) return 1;
+  s->how = EACH_A_BLOCK;
+  s->counts = are_numbers(numbers, n) ? numbers + 1 : numbers->elements == 2 && are_numbers(numbers + 1, n) ? numbers + 2 : NULL;
+  if (!s->counts) return 0;
+  const argument_t *const next = s->counts + n;
+  if (next < end && is_list(next)) {
+    if (!are_numbers(next, n)) return 0;
+    s->displs = next + 1;
+  }
+  return 1;
+}
+
+/* The block of a rank: where it lies in its buffer, and its bytes; 0 if it does not lie in there, or others are before it. */
+static int block_in(const side_t *s, const kind_t *k, int64_t rank, int shared, int64_t *free, int64_t *at, int64_t *bytes) {
+  const int each = s->how == EACH_A_BLOCK;
+  const int64_t which = each ? rank : 0, most = s->nbytes / k->item;
+  *at = *bytes = 0;
+  if (!each && (s->how == NO_BLOCK || !(shared || rank == k->root))) return 1;
+  const int64_t count = s->counts ? s->counts[which].elements : most, first = s->displs ? s->displs[which].elements : each ? *free : 0;
+  if (count < 0 || count > most || first < 0 || first > most - count || (each && first < *free)) return 0;
+  *free = first + count, *at = first * k->item, *bytes = count * k->item;
+  return 1;
+}
+
+static void add_to(int64_t *tally, int64_t which, int64_t bytes, int64_t calls) {
+  int64_t *const at = tally + TALLY_WORDS * which;
+  at[1] += bytes;
+  if (calls) at[2] = 1;
+}
+
+/* Fill the table and the counters of a call, aimed at its buffers, from its arguments; 0 if they are Python's to check. */
+static int fill_kind(const kind_t *k, call_t *call, const arguments_t *r, const types_t *types) {
+  blocks_t *const b = call->blocks;
+  const int64_t n = call->n, me = call->rank;
+  side_t send, recv;
+  int64_t buffer = 0, sent = 0, received = 0, own[2] = {0, 0}, free[2] = {0, 0}, longest = 0;
+  const argument_t *const first = r->key.arguments;
+  if (r->key.count < 2 || !read_side(r, types, first, &buffer, n, &send) || !read_side(r, types, behind(first), &buffer, n, &recv)) return 0;
+  if (send.how == EACH_A_BLOCK && b->shared) return 0;
+  for (size_t i = 0; i < sizeof r->key.apart / sizeof *r->key.apart; i++)
+    if (r->key.apart[i]) return 0;
+  for (int64_t i = 0; i < call->tallies; i++) call->tally[TALLY_WORDS * i + 1] = call->tally[TALLY_WORDS * i + 2] = 0;
+  for (int64_t p = 0; p < n; p++) {
+    block_t *const e = b->each + p;
+    int64_t out, in;
+    if (!block_in(&send, k, p, b->shared, &free[0], &e->from, &out) || !block_in(&recv, k, p, 0, &free[1], &e->to, &in)) return 0;
+    e->sends = p != me || (b->shared && n > 1) ? out : 0, e->receives = in;
+    sent += out, received += in;
+    if (p == me) own[0] = out, own[1] = in;
+    if (out > longest && e->sends) longest = out;
+    if (in > longest && p != me) longest = in;
+    if (p == me) continue;
+    if (out) add_to(call->tally, TALLY_OUT + p, out, 1), add_to(call->tally, TALLY_TREE, out, 1);
+    if (out) add_to(call->tally, out >= b->read_from ? TALLY_CMA : TALLY_SLOTS, out, 1);
+    if (in) add_to(call->tally, TALLY_OUT + n + p, in, 1), add_to(call->tally, in >= b->read_from ? TALLY_CMA : TALLY_SLOTS, 0, 1);
+  }
+  if (own[0] != own[1] || (longest > b->longest && !k->rings)) return 0;
+  const int64_t whole = b->shared ? sent / n : sent, nbytes = whole > received ? whole : received;
+  add_to(call->tally, TALLY_CALL, nbytes, 1);
+  call->chunk = sent + received, call->stream = nbytes > k->stream_from;
+  call->send = send.at, call->recv = recv.at, call->readable = 0;
+  blink_sum_lengths(call);
+  return 1;
+}
+
+/* What a kind is found by. */
+static int key_of_kind(const call_key_t *key, call_key_t *kind) {
+  if (key->stream || key->arrays) return 0;
+  memcpy(kind, key, offsetof(call_key_t, arguments) + (size_t)key->count * sizeof *key->arguments);
+  kind->stream = OF_KIND;
+  const argument_t *const others = key->count >= 2 ? behind(behind(key->arguments)) : key->arguments; /* root, counts */
+  for (argument_t *a = kind->arguments; a - kind->arguments < others - key->arguments; a++)
+    if (a->flags == A_NUMBER || (a->flags >= 0 && a->object) || a->flags == A_MEMORY || a->flags == A_WRITABLE_MEMORY) a->elements = 0;
+  return 1;
+}
+
+/* Whether a call has these blocks where it moves anything. */
+static int same_blocks(const block_t *table, const call_t *call) {
+  for (int64_t p = 0; p < call->n; p++) {
+    const block_t *const a = table + p, *const b = call->blocks->each + p;
+    if (a->sends != b->sends || a->receives != b->receives) return 0;
+    const int kept = p == call->rank && a->receives; /* from its place to its place */
+    if ((a->sends || kept) && a->from != b->from) return 0;
+    if (a->receives && a->to != b->to) return 0;
+  }
+  return 1;
+}
