@@ -3,7 +3,7 @@
 As :mod:`.arguments`, whose meaning of a result is the same. Programs know packed vectors alone: blocks that do not lie
 one behind another are copied to memory of our own before the call, and from there after it.
 
-Only in an Allgatherv does every rank know all lengths. On one node the others need not: a v-variant is also a call of
+Only in an Allgatherv does every rank know all lengths. On one node no rank needs to: a v-variant is also a call of
 blocks (:class:`.arguments.InBlocks`), for which each rank knows its own. Elsewhere each tells what it knows before all
 ranks, and compares what it hears with what it expects.
 """
@@ -42,8 +42,21 @@ def allgatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
         own, at = recv.block(rank).array, _places(recv)
         stays = address(send.array) == address(own)
         array, place = (recv.buffer.array, at[rank]) if stays else (send.array, (0, at[rank][1]))
-        lengths = Lengths((), lambda _: None)
-        text, places = f"{call.text} in blocks", ((place,) * n, at)
+        expected = recv.counts
+
+        def compare(rows: tuple[tuple[int, ...], ...]) -> None:
+            for source, ((got,), want) in enumerate(zip(rows, expected, strict=True)):
+                if got != want:
+                    raise ArgumentError(
+                        f"Allgatherv: rank {source} sends {got} elements, but recvcounts[{source}] of rank {rank} is "
+                        f"{want}; make them equal"
+                    )
+
+        lengths, text, places = (
+            Lengths((send.count,), compare),
+            f"allgather({send.dtype}) in blocks",
+            ((place,) * n, at),
+        )
         blocks = _blocks(text, "allgather", -1, (array, recv.buffer.array), places, lengths, shared=True, stays=stays)
     return replace(_received(call, send.array, recv), blocks=blocks)
 

@@ -110,7 +110,8 @@ def test_the_lengths_of_each_pair_are_compared(comm: MPI.Intracomm, count: int) 
             with pytest.raises(ArgumentError if rank == root else RemoteError, match=text):
                 ours.Scatterv(source_of_all, recv[:more], root)
             counts = [count + (rank == other and r == other) for r in range(n)]
-            with pytest.raises(MismatchError, match=r"allgather\(\["):
+            text = rf"rank {other} sends {count + 1} elements, but recvcounts\[{other}\] of rank"
+            with pytest.raises(RemoteError if rank == other else ArgumentError, match=text):
                 ours.Allgatherv(send[: counts[rank]], [recv, counts])
             assert (recv == 99).all()
         ours.Alltoallv([send, [count] * n], [recv, [count] * n])
@@ -136,7 +137,7 @@ def test_a_call_that_is_known_compares_lengths_too(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(2, 3), timeout=60)
 def test_c_makes_a_known_call_on_other_buffers(comm: MPI.Intracomm) -> None:
-    """Known are lengths and places, in lists or arrays; Python sees only the first call of each method."""
+    """Of whatever lengths and places, in lists or arrays; Python sees the first call of each method, and of long blocks."""
     rank, n = comm.rank, comm.size
     with blinkmpi.Communicator(comm, timeout=20) as ours:
         dispatcher, through_python = ours._dispatcher(), []
@@ -156,7 +157,7 @@ def test_c_makes_a_known_call_on_other_buffers(comm: MPI.Intracomm) -> None:
                 assert rank or (recv.reshape(n, count + 1)[:, :-1] == 10 * i + np.arange(n)[:, None]).all()
                 ours.Scatterv([recv, each, at, MPI.BYTE] if rank == 0 else None, send[:count], 0)
                 assert (send[:count] == 10 * i + rank).all()
-        assert through_python == ["alltoallv", "allgather", "gatherv", "scatterv"] * 3
+        assert through_python == ["alltoallv", "allgather", "gatherv", "scatterv"] * 2
 
 
 @mpi(ranks=(2,), timeout=60)
@@ -259,7 +260,7 @@ def test_a_trace_has_every_block(comm: MPI.Intracomm) -> None:
     slices = [e for e in events if e["ph"] == "X"]
     for rank in range(n):
         names = [e["args"]["what"] for e in slices if e["pid"] == rank and e["args"].get("what")]
-        assert names[:3] == ["alltoallv(uint8)", "allgather(5 x uint8) in blocks", "gatherv(uint8, root 0)"]
+        assert names[:3] == ["alltoallv(uint8)", "allgather(uint8) in blocks", "gatherv(uint8, root 0)"]
         chunks = [e for e in slices if e["pid"] == rank and "chunk" in e["args"]]
         received = 2 * (2 * n + (n if rank == 0 else 0))  # its own among them
         sent = (n - 1) + 1 + (rank != 0)  # the short ones, into slots
