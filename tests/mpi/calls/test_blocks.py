@@ -137,7 +137,7 @@ def test_a_call_that_is_known_compares_lengths_too(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(2, 3), timeout=60)
 def test_c_makes_a_known_call_on_other_buffers(comm: MPI.Intracomm) -> None:
-    """Of whatever lengths and places, in lists or arrays; Python sees the first call of each method, and of long blocks."""
+    """Of whatever lengths and places, in lists or arrays; Python sees the first of each method, and of long blocks."""
     rank, n = comm.rank, comm.size
     with blinkmpi.Communicator(comm, timeout=20) as ours:
         dispatcher, through_python = ours._dispatcher(), []
