@@ -1,21 +1,40 @@
-"""Calls as programs write them, for small_calls.py: other forms of buffers, lengths in a cycle, requests.
+"""Calls as programs write them, beside plain mpi4py: ``python benchmarks/call_forms.py -np 4 -o forms-np4.json``.
 
-A row is a loop of one call, ours and plain mpi4py's in turn on the same buffers, and its time is that of one call: the
-loop's on the slowest rank. What both leave in the buffers is compared.
+Other forms of buffers, lengths that differ from call to call, requests, communicators, on CPU ranks of one host. A row
+is a loop of one call, ours and plain mpi4py's in turn on the same buffers, and its time is that of one call: the loop's
+on the slowest rank. Its ratio is the median of those of the rounds. What both leave in the buffers is compared.
 """
 
 from __future__ import annotations
 
+import argparse
+import faulthandler
+import json
+import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
+from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-FORM_SIZES = (32, 4 << 10, 128 << 10, 1 << 20, 8 << 20)  # bytes in all
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
+
+from benchmarks import jobs  # noqa: E402
+from benchmarks.jobs import SETTINGS, load, mpirun, python_path, run_job  # noqa: E402
+from benchmarks.small_calls import row_of  # noqa: E402
+
+GOAL = 0.95  # of mpi4py's speed
+SIZES = (32, 4 << 10, 128 << 10, 1 << 20, 8 << 20)  # bytes in all
+NEW_LENGTHS = 10_000  # more than are kept
 CYCLES = (10, 100, 1000, 5000)  # different lengths
 PIECES = 32  # broadcasts that are begun before the first is waited for
 LOOP_S = 0.003  # that a loop takes about
@@ -43,7 +62,39 @@ def forms(world: Any, sizes: Sequence[int]) -> Iterator[Form]:
             for x in vectors:
                 comm.Allreduce(MPI.IN_PLACE, x)
 
-        yield Form(f"Allreduce, {lengths} lengths from 8 B on, in turn", FORM_SIZES[0], cycle, vectors, calls=lengths)
+        yield Form(f"Allreduce, {lengths} lengths from 8 B on, in turn", SIZES[0], cycle, vectors, calls=lengths)
+
+    yield from _of_new_lengths(world)
+    made: dict[str, Callable[[Any], Any]] = {"Split": lambda comm: comm.Split(0, comm.rank), "Dup": lambda comm: comm.Dup()}  # fmt: skip  # noqa: E501
+    sent, received = np.ones(4), np.zeros(4)
+    for name, make in made.items():
+
+        def call(comm: Any, make: Callable[[Any], Any] = make) -> None:
+            child = make(comm)
+            child.Allreduce(sent, received)
+            child.Free()
+
+        yield Form(f"{name} + Free", SIZES[0], lambda c, make=make: make(c).Free(), ())
+        yield Form(f"{name} + Allreduce + Free", SIZES[0], call, (received,))
+
+
+def _of_new_lengths(world: Any) -> Iterator[Form]:
+    """Calls of blocks whose lengths are others each time, as where particles move from rank to rank."""
+    n, rank = world.size, world.rank
+    rng = np.random.default_rng(3)
+    x, y = np.arange(32.0 * n), np.zeros(32 * n)
+    each, of_all = rng.integers(0, 33, (NEW_LENGTHS, n, n)), rng.integers(1, 33, (NEW_LENGTHS, n)).tolist()
+
+    def exchange(comm: Any) -> None:
+        for lengths in each:
+            comm.Alltoallv([x, lengths[rank]], [y, lengths[:, rank]])
+
+    def collect(comm: Any) -> None:
+        for lengths in of_all:
+            comm.Allgatherv([x, lengths[rank], MPI.DOUBLE], [y, lengths])
+
+    yield Form("Alltoallv of new lengths", SIZES[0], exchange, (y,), calls=NEW_LENGTHS)
+    yield Form("Allgatherv of new lengths", SIZES[0], collect, (y,), calls=NEW_LENGTHS)
 
 
 def _of_size(world: Any, size: int) -> Iterator[Form]:
@@ -131,3 +182,86 @@ def _differ(world: Any, form: Form, sides: dict[str, Any]) -> int:
         after.append([x.copy() for x in form.results])
     wrong = sum(int((a != b).sum()) for a, b in zip(*after, strict=True))
     return int(world.allreduce(wrong))
+
+
+# ---------------------------------------------------------------- a rank, and the driver
+
+
+def rank(rounds: int, to: Path) -> None:
+    """Measure on all ranks; rank 0 writes the file ``to``."""
+    from blinkmpi.communicator import Communicator
+
+    world = MPI.COMM_WORLD
+    with Communicator(world) as comm:
+        rows = [measure(world, comm, form, rounds) for form in forms(world, SIZES)]
+        facts = {"rows": rows, **jobs.rank_facts(MPI, comm), "cores": len(os.sched_getaffinity(0))}
+    if world.rank == 0:
+        to.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def document(args: argparse.Namespace, found: dict[str, Any], began: datetime) -> dict[str, Any]:
+    """The file."""
+    about = {"rounds": args.rounds, "goal": GOAL, "oversubscribed": args.n > found["cores"], "load": os.getloadavg()[0]}
+    head = {"call_forms": about, "env": found["env"]}
+    statistic = "median over rounds of the slowest rank's time of one call in a loop"
+    return jobs.document(head, [row_of(row) for row in found["rows"]], [], began, ranks=args.n, memory="host",
+                         compare=["mpi"], statistic=statistic, versions=found["versions"],
+                         machine=found["machine"])  # fmt: skip
+
+
+def table(made: dict[str, Any]) -> str:
+    """Ratios to mpi4py by form and size, our times below, and what lies below the goal."""
+    rows = made["results"]
+    sizes = sorted({row["size"] for row in rows})
+    lines = [f"{'mpi4py / ours':>46}" + "".join(f"{size:>9}" for size in sizes)]
+    for name in dict.fromkeys(row["collective"] for row in rows):
+        own = {row["size"]: row for row in rows if row["collective"] == name}
+        lines.append(f"{name:>46}" + "".join(f"{own[s]['ratio']:9.2f}" if s in own else " " * 9 for s in sizes))
+        lines.append(f"{'us':>46}" + "".join(f"{own[s]['ours']['us']:9.1f}" if s in own else " " * 9 for s in sizes))
+    ratios = [row["ratio"] for row in rows]
+    below = sum(ratio < GOAL for ratio in ratios)
+    lines.append(f"{len(rows)} rows, mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}, {below} below {GOAL}")
+    return "\n".join(lines)
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Calls as programs write them, beside plain mpi4py.")
+    add = parser.add_argument
+    add("-np", type=int, default=2, dest="n", metavar="N", help="ranks (default 2)")
+    add("--rounds", type=int, default=9, metavar="N", help="rounds of a row (default 9)")
+    add("--limit", type=float, default=300, metavar="SECONDS", help="for the job (default 300)")
+    add("-o", dest="output", metavar="FILE", help="write the JSON; an existing file is kept")
+    add("--rank", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.n < 2:
+        parser.error(f"-np {args.n}: take at least 2 ranks")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table, write the file if one is named; 0 if all ended well and nothing was wrong."""
+    args = arguments(argv)
+    if args.rank is not None:
+        faulthandler.dump_traceback_later(args.limit, exit=True)
+        rank(args.rounds, args.rank)
+        faulthandler.cancel_dump_traceback_later()
+        return 0
+    began = datetime.now().astimezone()
+    with tempfile.TemporaryDirectory(prefix="blinkmpi-") as folder:
+        file = Path(folder) / "rows.json"
+        own = [str(Path(__file__).resolve()), "--rounds", str(args.rounds), "--limit", str(args.limit)]
+        argv_of_ranks = [*mpirun(args.n), sys.executable, *own, "--rank", str(file)]
+        why, said = run_job(argv_of_ranks, {**SETTINGS, "PYTHONPATH": python_path()}, args.limit)
+        found = load(file)
+    if why or found is None:
+        print(f"{said}\ncall_forms: error: {why or 'no result'}", file=sys.stderr)
+        return 2
+    made = document(args, found, began)
+    print(table(made))
+    if args.output:
+        jobs.write(args.output, made)
+    return int(any(row["ours"]["wrong"] for row in made["results"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

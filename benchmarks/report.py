@@ -39,7 +39,7 @@ from benchmarks.pages.host import (  # noqa: E402
 )
 from benchmarks.pages.lang import lang_file  # noqa: E402
 from benchmarks.pages.rows import blocks  # noqa: E402
-from benchmarks.pages.short_calls import facts_of, small_calls_file  # noqa: E402
+from benchmarks.pages.short_calls import call_forms_file, facts_of, small_calls_file  # noqa: E402
 from benchmarks.pages.torch import torch_group_file, training_file  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 
@@ -92,6 +92,7 @@ def render_overview(results: overview.Results) -> str:
         *section("gpu", texts.OVERVIEW_GPU, overview.gpu_tables),
         *section("host", texts.OVERVIEW_HOST, overview.host_tables),
         *section("small_calls", texts.OVERVIEW_SMALL, overview.small_calls_table),
+        *section("call_forms", texts.OVERVIEW_FORMS, overview.call_forms_table),
         *section("torch_group", texts.OVERVIEW_TORCH, overview.torch_table),
         *section("training", texts.OVERVIEW_TRAINING, overview.training_table),
         *section("certainty", texts.OVERVIEW_CERTAINTY, overview.certainty_table),
@@ -117,6 +118,7 @@ def render(results: overview.Results) -> str:
         texts.HOSTS,
         *(several_hosts(hosts) if hosts else ["Not measured."]),
         *section("small_calls", texts.SMALL_CALLS_LEGEND, small_calls_file),
+        *section("call_forms", texts.CALL_FORMS_LEGEND, call_forms_file),
         *section("call_cost", texts.CALL_COST_LEGEND, call_cost_file),
         *section("trace_cost", texts.TRACE_LEGEND, trace_file),
         *section("certainty", texts.CERTAINTY_LEGEND, certainty_file),

@@ -7,8 +7,7 @@ what else the machine does for a moment counts little. With ``--hosts 2`` the ra
 namespaces of this machine (as in ``hosts.py``), joined by unshaped virtual links. More ranks than cores are marked.
 
 ``communicators``, beside the collectives, are ``Split`` and ``Dup`` with the ``Free`` behind them: without a call on
-the communicator, and with an Allreduce of 32 B, the first call of ours, which opens it. ``forms`` are calls as programs
-write them, from 32 B to 8 MiB in all, each in a loop of its own (``call_forms.py``).
+the communicator, and with an Allreduce of 32 B, the first call of ours, which opens it.
 """
 
 import argparse
@@ -37,14 +36,12 @@ SIZES = (8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 BARRIER = "barrier"
 OF_BLOCKS = {"gatherv": "Gatherv", "scatterv": "Scatterv", "allgatherv": "Allgatherv", "alltoallv": "Alltoallv"}
 COMMUNICATORS = "communicators"
-FORMS = "forms"
-COLLECTIVES = (*TEST_NAMES, *OF_BLOCKS, BARRIER, COMMUNICATORS, FORMS)
+COLLECTIVES = (*TEST_NAMES, *OF_BLOCKS, BARRIER, COMMUNICATORS)
 MADE: dict[str, Callable[[Any], Any]] = {"split": lambda comm: comm.Split(0, comm.rank), "dup": lambda comm: comm.Dup()}
 FIRST_CALLS = (0, 32)  # bytes of the call on a communicator before it is freed; 0: none
 DTYPE, OP = "float32", "sum"
 WARMUP = 3
 GOAL = 0.97  # of mpi4py's speed
-FORM_ROUNDS = 9
 
 
 def calls_of(n: int, collectives: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, Call]]:
@@ -54,7 +51,7 @@ def calls_of(n: int, collectives: Sequence[str], sizes: Sequence[int]) -> list[t
     """
     found: list[tuple[str, Call]] = []
     for name in collectives:
-        if name in (BARRIER, COMMUNICATORS, FORMS):
+        if name in (BARRIER, COMMUNICATORS):
             continue
         collective = collective_named(name.removesuffix("v") if name in OF_BLOCKS else name)
         op, root = OP if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
@@ -84,7 +81,6 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
     import numpy as np
     from mpi4py import MPI
 
-    from benchmarks import call_forms
     from blinkmpi.bench.layout import Buffers, Layout
     from blinkmpi.bench.peers import MpiPeer
     from blinkmpi.bench.time_host import measure
@@ -148,11 +144,7 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
         for _ in range(rounds):
             for work in todo:
                 work()
-        written = call_forms.forms(world, call_forms.FORM_SIZES) if FORMS in collectives else ()
-        facts = {
-            "forms": [call_forms.measure(world, comm, form, FORM_ROUNDS) for form in written],
-            "rows": [{"collective": c, "size": s, "place": p, **row} for (c, s, p), row in found.items()],
-        }
+        facts = {"rows": [{"collective": c, "size": s, "place": p, **row} for (c, s, p), row in found.items()]}
         facts |= jobs.rank_facts(MPI, comm)
         facts["cores"] = len(os.sched_getaffinity(0))
     if world.rank == 0:
@@ -237,7 +229,6 @@ def document(args: argparse.Namespace, found: dict[str, Any], began: datetime) -
     rows = [row_of(row) for row in found["rows"]]
     head["communicators"] = [row for row in rows if row["collective"] in MADE]
     rows = [row for row in rows if row["collective"] not in MADE]
-    head["forms"] = [row_of(row) for row in found["forms"]]
     statistic = "median over rounds of the median over iterations of the slowest rank's time of one call"
     return jobs.document(head, rows, [], began, ranks=args.n, memory="host",
                          dtype=DTYPE, op=OP, compare=["mpi"], statistic=statistic, versions=found["versions"],
@@ -254,7 +245,7 @@ def table(made: dict[str, Any]) -> str:
         cells = [f"{own[size]['ratio']:9.2f}" if size in own else f"{'':>9}" for size in sizes]
         lines.append(f"{collective:>17} {place:>12}" + "".join(cells))
         lines.append(f"{'us':>30}" + "".join(f"{own[s]['ours']['us']:9.1f}" if s in own else " " * 9 for s in sizes))
-    lines += communicators(made) + forms(made)
+    lines += communicators(made)
     if not rows:
         return "\n".join(lines[1:])
     ratios = [row["ratio"] for row in rows]
@@ -270,18 +261,6 @@ def communicators(made: dict[str, Any]) -> list[str]:
         f"  {row['ours']['us']:.1f} us, mpi4py {row['mpi']['us']:.1f}"
         for row in made["communicators"]
     ]
-
-
-def forms(made: dict[str, Any]) -> list[str]:
-    """A line for each form, with the ratio at each size; the time of ours below."""
-    rows = made["forms"]
-    sizes = sorted({row["size"] for row in rows})
-    lines = [f"{'mpi4py / ours':>42}" + "".join(f"{size:>9}" for size in sizes)] if rows else []
-    for name in dict.fromkeys(row["collective"] for row in rows):
-        own = {row["size"]: row for row in rows if row["collective"] == name}
-        lines.append(f"{name:>42}" + "".join(f"{own[s]['ratio']:9.2f}" if s in own else " " * 9 for s in sizes))
-        lines.append(f"{'us':>42}" + "".join(f"{own[s]['ours']['us']:9.1f}" if s in own else " " * 9 for s in sizes))
-    return lines
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -326,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table(made))
     if args.output:
         jobs.write(args.output, made)
-    return int(any(map(wrong_in, [*made["results"], *made["forms"]])))
+    return int(any(map(wrong_in, made["results"])))
 
 
 if __name__ == "__main__":

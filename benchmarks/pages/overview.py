@@ -28,7 +28,7 @@ from benchmarks.pages.rows import (
 Results = Sequence[tuple[str, dict[str, Any]]]
 Row = tuple[list[str], dict[int, float | None], str]  # what it is, a ratio for each size, its file
 MEASUREMENTS = "measurements.md"
-OURS = ("emulated", "hosts", "nodes", "small_calls", "call_cost", "trace_cost", "certainty", "lang_measured",
+OURS = ("emulated", "hosts", "nodes", "small_calls", "call_forms", "call_cost", "trace_cost", "certainty", "lang_measured",
         "ablation", "host_time", "torch_group", "training", "beside_compute", "groups")  # fmt: skip
 IN_README = ("all_reduce-gpu-graph-np2.json", "all_reduce-bfloat16-gpu-graph-np2.json", "all_reduce-gpu-np2.json",
              "all_reduce-gpu-graph-np4.json", "all_reduce-bfloat16-gpu-graph-np4.json", "all_reduce-np2.json",
@@ -84,6 +84,17 @@ def small_calls_table(results: Results) -> Iterator[str]:
         found = [row["ratio"] for row in document["results"]]
         below = sum(ratio < document["small_calls"]["goal"] for ratio in found)
         cells = [str(document["small_calls"]["hosts"]), str(document["blinkmpi"]["ranks"]), str(len(found))]
+        cells += [ratio_text(mean(found)), marked(min(found)), str(below)]
+        yield line([*cells, f"[{name.removesuffix('.json')}]({MEASUREMENTS}#{anchor(name)})"])
+
+
+def call_forms_table(results: Results) -> Iterator[str]:
+    """A line for each file of calls as programs write them."""
+    yield from table_head(">ranks", ">cores", ">rows", ">mean", ">least", ">below 0.95", "file")
+    for name, document in results:
+        found, ours = [row["ratio"] for row in document["results"]], document["blinkmpi"]
+        below = sum(ratio < document["call_forms"]["goal"] for ratio in found)
+        cells = [str(ours["ranks"]), str(ours["hardware"]["cores_available"]), str(len(found))]
         cells += [ratio_text(mean(found)), marked(min(found)), str(below)]
         yield line([*cells, f"[{name.removesuffix('.json')}]({MEASUREMENTS}#{anchor(name)})"])
 

@@ -48,6 +48,27 @@ def small_calls_file(name: str, document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def call_forms_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/call_forms.py wrote: a row for each form, a ratio for each size."""
+    about, rows = document["call_forms"], document["results"]
+    crowded = ", more ranks than cores" if about["oversubscribed"] else ""
+    below = [row for row in rows if row["ratio"] < about["goal"]]
+    sizes = sorted({row["size"] for row in rows})
+    lines = [
+        f"### {name}", "", *fact_lines(document, command="call_forms.py"),
+        f"- ranks: {document['blinkmpi']['ranks']}{crowded}; the machine's load at the end: {about['load']:.1f}",
+        f"- of {len(rows)} rows, {len(below)} are below {about['goal']}; the least is "
+        + ratio_text(min(row["ratio"] for row in rows)),
+        f"- elements that differ from mpi4py's: {sum(row['ours']['wrong'] for row in rows)}",
+        "",
+        *table_head("call", *(f">{exact_size_text(s)}" for s in sizes)),
+    ]  # fmt: skip
+    for form in dict.fromkeys(row["collective"] for row in rows):
+        own = {row["size"]: row for row in rows if row["collective"] == form}
+        lines.append(line([form, *(cell(own[s], about["goal"]) if s in own else NONE for s in sizes)]))
+    return "\n".join(lines)
+
+
 def cell(row: dict[str, Any], goal: float) -> str:
     """A ratio, in bold if it is below the goal, and our time."""
     ratio = ratio_text(row["ratio"])

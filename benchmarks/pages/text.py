@@ -32,6 +32,11 @@ ranks needs more turns of the scheduler than one that waits for some; the
 [tables](measurements.md#short-calls) say which rows stay below and why.
 """
 
+OVERVIEW_FORMS = """
+Calls as programs write them: `[array, type]`, torch's tensors, v-calls, lengths that differ each time, requests,
+communicators, from 32 B to 8 MiB. Below mpi4py's stay [these](measurements.md#calls-as-programs-write-them).
+"""
+
 OVERVIEW_TORCH = """
 ## PyTorch
 
@@ -105,6 +110,21 @@ how a rate of NCCL's can be above the bound (marked >). So the first ratio says 
 that is no slower than the emulated one. *Its rings, paced* and *its trees, paced* are the same rings and trees, as
 algorithms of ours on the same paced links as our trees; the second ratio is to the faster of the two. "-" was not
 measured.
+"""
+
+CALL_FORMS_LEGEND = """
+## Calls as programs write them
+
+Other forms of buffers, lengths that differ from call to call, requests and communicators, on CPU ranks of one host. Each
+row is a loop of one call, ours and plain mpi4py's in turn on the same buffers of one job. A cell is mpi4py's time of a
+call divided by ours, the median over rounds, and in brackets our time in microseconds; what is below the goal is bold:
+
+- *A communicator* is made by MPI. Ours adds the Python of an object, and its first call opens memory that its ranks
+  share.
+- *A broadcast of few bytes* ends when all ranks have come, so that a mismatch is raised on every rank. mpi4py's root goes
+  on before.
+- *Broadcasts that are begun together* are read one after another from the root's memory, which waits for each; mpi4py's
+  are read without that.
 """
 
 SMALL_CALLS_LEGEND = """

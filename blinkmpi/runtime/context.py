@@ -146,12 +146,12 @@ class Context(Outlook):
         found = self.gpus or self
         dump_files(self.together, self.settings, found.machine, found.plans)
 
-    def _open_gpus(self, net: dict[int, int]) -> None:
-        """Take a GPU for each rank, if there are as many; ``net`` has the rates between nodes."""
+    def _open_gpus(self, net: dict[int, int], *, again: bool = False) -> None:
+        """Take a GPU for each rank, if there are as many; ``net`` has the rates between nodes; see ``open_gpus``."""
         self.gpus, self.why_no_gpus = open_gpus(
             self.together, self.node, self.place, self.machine if self.emulated else None,
             partial(with_net, rates=net), self._gpu_plans, self.settings, self.say,
-            self.options.max_ctas or self.settings.max_ctas,
+            self.options.max_ctas or self.settings.max_ctas, again=again,
         )  # fmt: skip
         if self.gpus is not None:
             self.gpus.searches = self.options.stream is None
@@ -174,7 +174,7 @@ class Context(Outlook):
             visible = [parent.visible[r] for r in child.ranks]
             place = Place(parent.file, told[firsts[self.rank]][1], firsts, parent.arena_bytes, visible)
         if parent.why_no_gpus is None:
-            self._open_gpus(net_rates(self.machine))
+            self._open_gpus(net_rates(self.machine), again=True)
         else:
             self.why_no_gpus = parent.why_no_gpus
         self._open_host(parent.known.of(child.ranks), place)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 CHOSEN: list[int] = []  # the GPU of this process, when it has one
 
 
+_probed: dict[int, GpuFacts] = {}  # by device
+
+
 def open_gpus(
     comm: MessagingComm,
     node: Comm,
@@ -39,6 +42,8 @@ def open_gpus(
     settings: Settings,
     say: Callable[[Callable[[], str], str], None],
     max_ctas: int,
+    *,
+    again: bool = False,
 ) -> tuple[CudaContext | None, str]:
     """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory; collective.
 
@@ -49,6 +54,7 @@ def open_gpus(
         net: puts into a machine what was measured between nodes.
         plan: makes the plan of all ranks, from machine, GPU and whether it is emulated.
         max_ctas: of a kernel, 0 for the default.
+        again: what was found out about this rank's GPU before still holds: to probe it takes 20 ms.
 
     Returns:
         The GPUs, or why there are none.
@@ -59,15 +65,18 @@ def open_gpus(
         from ...topology.probe import probe
 
         try:
-            gpu = Gpu(choose_device(*place, settings.ranks_per_gpu))
-            facts = probe(gpu.bus_id)
+            device = choose_device(*place, settings.ranks_per_gpu)
+            if not again or device not in _probed:
+                gpu = Gpu(device)
+                _probed[device] = probe(gpu.bus_id)
+            facts = _probed[device]
         except BlinkError as error:
             gpu, facts = None, str(error)
     try:
         found, reason = gather_gpus(comm, node, facts, per_gpu=settings.ranks_per_gpu)
     except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
         found, reason = None, str(error)
-    if gpu is None or found is None:
+    if isinstance(facts, str) or found is None:
         if comm.rank == 0:
             log(settings, "INFO", f"no GPUs: {reason}")
         return None, reason
@@ -75,6 +84,7 @@ def open_gpus(
     from .aware import agree, ladder, library_path
     from .context import CudaContext
 
+    gpu = gpu or Gpu(device)
     found, costs = as_measured(comm, found, facts)
     found = net(found)
     machine = given or found
