@@ -168,7 +168,7 @@ def fake_gpus(algo: str = "") -> Iterator[FakeDriver]:
     """
     import torch
 
-    def open_fakes(comm: Any, *_: Any) -> tuple[CudaContext, str]:
+    def open_fakes(comm: Any, *_: Any, **__: Any) -> tuple[CudaContext, str]:
         topology = modify(machine("hgx-h200"), gpus=",".join(map(str, range(comm.size))))
         plans = PlanOnDemand(comm, topology, make_plan(topology, gpus="onehop", algo=algo))
         gpu: Any = FakeGpu(driver)

@@ -121,10 +121,10 @@ call divided by ours, the median over rounds, and in brackets our time in micros
 
 - *A communicator* is made by MPI. Ours adds the Python of an object, and its first call opens memory that its ranks
   share.
-- *A broadcast of few bytes* ends when all ranks have come, so that a mismatch is raised on every rank. mpi4py's root goes
-  on before.
-- *Broadcasts that are begun together* are read one after another from the root's memory, which waits for each; mpi4py's
-  are read without that.
+- *A broadcast of few bytes* ends when all ranks have come, so that a mismatch is raised on every rank. mpi4py's root
+  goes on before.
+- *Broadcasts that are begun together* are read one after another from the root's memory, and the root waits for each;
+  mpi4py's are read without that.
 """
 
 SMALL_CALLS_LEGEND = """

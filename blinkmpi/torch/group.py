@@ -158,6 +158,11 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         """Torch's own (2.14 and newer) would end the process: it wants a store that only C++ can give a group."""
         raise ArgumentError("dist.split_group: backend blink splits no groups; make one by dist.new_group(ranks)")
 
+    def monitored_barrier(self, *_: Any, **__: Any) -> Any:
+        """Torch's own would be gloo's, whose ranks meet for messages alone: it may wait for one that never comes."""
+        raise ArgumentError("monitored_barrier is only implemented for GLOO backend, as torch says; dist.barrier() names "
+                            "a rank that is late, too")  # fmt: skip
+
     # ---- the end
 
     def shutdown(self) -> None:

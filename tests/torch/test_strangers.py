@@ -155,9 +155,11 @@ def test_destroyed_while_others_call(comm: MPI.Intracomm) -> None:
 
 
 def splitting(rank: int, n: int) -> None:
-    """Refused: by torch before 2.14, which wants an accelerator, else by us; torch's own code crashed."""
+    """Refused: by torch before 2.14, which wants an accelerator, else by us; torch's own code crashed. Gloo's barrier waits."""
     from blinkmpi.errors import ArgumentError
 
+    with pytest.raises(RuntimeError, match="only implemented for GLOO"):
+        dist.new_group(list(range(n))).monitored_barrier()
     if hasattr(dist, "split_group"):
         with pytest.raises((RuntimeError, ArgumentError), match="split"):
             dist.split_group(split_ranks=[list(range(n))])
