@@ -115,9 +115,10 @@ measured.
 CALL_FORMS_LEGEND = """
 ## Calls as programs write them
 
-Other forms of buffers, lengths that differ from call to call, requests and communicators, on CPU ranks of one host. Each
-row is a loop of one call, ours and plain mpi4py's in turn on the same buffers of one job. A cell is mpi4py's time of a
-call divided by ours, the median over rounds, and in brackets our time in microseconds; what is below the goal is bold:
+Other forms of buffers, lengths that differ from call to call, requests and communicators, on CPU ranks of one host.
+Each row is a loop of one call, ours and plain mpi4py's in turn on the same buffers of one job. A cell is mpi4py's time
+of a call divided by ours, the median over rounds, and in brackets our time in microseconds; what is below the goal is
+bold:
 
 - *A communicator* is made by MPI. Ours adds the Python of an object, and its first call opens memory that its ranks
   share.

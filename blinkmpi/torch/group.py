@@ -159,9 +159,10 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         raise ArgumentError("dist.split_group: backend blink splits no groups; make one by dist.new_group(ranks)")
 
     def monitored_barrier(self, *_: Any, **__: Any) -> Any:
-        """Torch's own would be gloo's, whose ranks meet for messages alone: it may wait for one that never comes."""
-        raise ArgumentError("monitored_barrier is only implemented for GLOO backend, as torch says; dist.barrier() names "
-                            "a rank that is late, too")  # fmt: skip
+        """Torch's own would be gloo's, whose ranks meet for messages alone: it may wait for a rank for ever."""
+        raise ArgumentError(
+            "monitored_barrier is only implemented for GLOO backend, as torch says; dist.barrier() names late ranks"
+        )
 
     # ---- the end
 

@@ -37,3 +37,10 @@ class Refused(Exception):
 
 class PeerDelegates(Exception):
     """Some rank's arguments are such that MPI must do this call, so every rank makes MPI's."""
+
+
+class Resumable(Protocol):
+    """A call that C has begun and not ended."""
+
+    def go_on(self, seq: int, status: int) -> None:
+        """Complete it, from its number and C's status on."""

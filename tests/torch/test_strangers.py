@@ -155,7 +155,7 @@ def test_destroyed_while_others_call(comm: MPI.Intracomm) -> None:
 
 
 def splitting(rank: int, n: int) -> None:
-    """Refused: by torch before 2.14, which wants an accelerator, else by us; torch's own code crashed. Gloo's barrier waits."""
+    """Refused: by torch before 2.14, which wants an accelerator, else by us; its own crashed, or waited for ever."""
     from blinkmpi.errors import ArgumentError
 
     with pytest.raises(RuntimeError, match="only implemented for GLOO"):

@@ -6,15 +6,13 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
 from ...errors import PeerLost
+from ..interface import Resumable
 from .mpi_functions import HOOK, POLLED, REQUESTS, address_if_any, addresses, handles_are_pointers
-
-if TYPE_CHECKING:
-    from .repeated import Resumable
 
 
 class PendingCall(Protocol):

@@ -8,23 +8,17 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
+from ..interface import Resumable
 from .native import Native
 from .pending_calls import PendingCalls, Settle, why_not
 
 if TYPE_CHECKING:
     from .host_call import HostCall
-
-
-class Resumable(Protocol):
-    """A call that C has begun and not ended."""
-
-    def go_on(self, seq: int, status: int) -> None:
-        """Complete it, from its number and C's status on."""
 
 
 Found = bool | tuple[Resumable, int, int]  # made; not known; or begun: the call, its number and the C status
