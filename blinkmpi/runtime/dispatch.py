@@ -27,7 +27,6 @@ from ..program.call import Call
 from ..transport.announcement import Called, Delegated
 from ..transport.host.host_call import HostBuffers, HostCall, entry
 from ..transport.host.host_program import HostProgram
-from ..transport.host.pending_calls import Settle, ToSettle
 from ..transport.host.repeated import Found, RepeatedCalls
 from ..transport.host.shared_window import NoRoom
 from ..transport.host.transport import HostTransport
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
     from ..program.blocks import BlockMoves
     from ..transport.host.block_call import BlockCall
+    from ..transport.host.pending_calls import Settle, ToSettle
     from .cuda.calls import CudaCalls
 
 KINDS_TRIED = 8

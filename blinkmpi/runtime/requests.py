@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mpi4py import MPI
 
 from ..errors import ArgumentError, BlinkError
-from ..transport.host.pending_calls import Look, PendingCall
+
+if TYPE_CHECKING:
+    from ..transport.host.pending_calls import Look, PendingCall
 
 Work = Callable[[], None]
 Finish = Callable[[BaseException | None], None]

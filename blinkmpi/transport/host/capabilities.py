@@ -17,7 +17,6 @@ from ...errors import ArgumentError
 from ...util.together import Comm, allgather, bcast
 from ..network.messages import NodeMessages
 from . import native
-from .mpi_functions import SHOTS, addresses
 from .shared_window import MESSAGE_BYTES, SharedWindow
 from .shots import NodeShots
 
@@ -100,6 +99,8 @@ def open_shots(
     """Messages of calls in one shot, if C runs programs and all ranks find MPI's functions; in words, or why not."""
     if loaded is None:
         return None, ""
+    from .mpi_functions import SHOTS, addresses
+
     found = addresses(*SHOTS)
     missing = next((why for why in allgather(comm, found if isinstance(found, str) else "", str) if why), "")
     if missing or isinstance(found, str):

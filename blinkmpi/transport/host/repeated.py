@@ -15,10 +15,10 @@ from mpi4py import MPI
 
 from ..interface import Resumable
 from .native import Native
-from .pending_calls import PendingCalls, Settle, why_not
 
 if TYPE_CHECKING:
     from .host_call import HostCall
+    from .pending_calls import PendingCalls, Settle
 
 
 Found = bool | tuple[Resumable, int, int]  # made; not known; or begun: the call, its number and the C status
@@ -101,6 +101,8 @@ class RepeatedCalls:
 
     def serve(self, request: type[MPI.Request], settle: Callable[[], Settle | None]) -> bool:
         """Have non-blocking calls made by C, if they can be; whether they are. See :class:`.PendingCalls`."""
+        from .pending_calls import PendingCalls, why_not
+
         if self.calls is None and self._serve is not None and not why_not():
             self.calls = PendingCalls(self._serve, request, settle)
             self.begin = self.calls.begin

@@ -18,7 +18,6 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ..network.messages import SHOT_TAG, NodeMessages
-from .mpi_functions import handles_are_pointers
 from .native import NODE, PIECE_BYTES
 from .shared_window import SharedWindow
 
@@ -45,6 +44,8 @@ class NodeShots:
     def __init__(
         self, found: tuple[int, ...], messages: NodeMessages, window: SharedWindow, stride: int, settled: Settled
     ) -> None:
+        from .mpi_functions import handles_are_pointers
+
         self._settled = settled
         self._requests: list[MPI.Prequest] = []
         self._others = [node for node in window.nodes if node != window.pages.here[0]]
