@@ -15,7 +15,7 @@
 ``shots``            messages of calls in one shot to other nodes
 ``single_copy``      the protocol ``cma``: chunks are read straight from their writer's buffer
 ``repeated``         calls and groups that were made before, which C finds and makes again (``repeated_calls.h``,
-                     ``arguments.h``, ``repeated_groups.h``, ``launches.h``, ``device_arrays.h``)
+                     ``arguments.h``, ``block_kinds.h``, ``repeated_groups.h``, ``launches.h``, ``device_arrays.h``)
 ``pending_calls``    non-blocking calls, which C begins and moves on (``pending_calls.h``)
 ``mpi_functions``    the addresses of MPI's functions, for C
 ``compiling``        has a library that takes long compiled by another process
