@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ..transport.host.pending_calls import Settle, ToSettle
     from .cuda.calls import CudaCalls
 
-KINDS_TRIED = 8
+KINDS_TRIED = 8  # times that calls of blocks are offered to C in vain
 BOUND_CALLS = PROGRAMS = 8192  # calls that are kept to be made again; programs, for other buffers
 Args = tuple[Any, ...]
 
@@ -195,12 +195,15 @@ class Dispatcher:
             return
         earlier = self._come_in()
         own = () if timeout_s is None else (timeout_s,)
-        if isinstance(begun[0], HostCall):
-            begun[0].made = Invocation(method, args)
+        host = begun[0] if isinstance(begun[0], HostCall) else None
         try:
+            if host is not None:
+                host.made = Invocation(method, args)
             self._run(partial(begun[0].go_on, *begun[1:], *own), method, args, timeout_s)
         finally:
             self._inside = earlier
+            if host is not None:
+                host.made = None  # which keeps the user's buffers
 
     def _numbered(self, work: Callable[[int], None]) -> None:
         """Make the next call. It gets its number here, where an interrupt between the two ends the communicator."""

@@ -42,6 +42,7 @@ class ToSettle(NamedTuple):
 Look = bool | BaseException | tuple[Any, ...] | None
 Settle = Callable[[ToSettle], BaseException | None]  # brings a call to its end; returns what it has raised
 
+LEFT_S = 0.2  # that the thread has to end with the process
 _watched: weakref.WeakSet[PendingCalls] = weakref.WeakSet()
 
 
@@ -93,15 +94,11 @@ class PendingCalls:
         """Let all calls fail but one that is being made."""
         self._give_up(error)
 
-    def stop(self) -> None:
-        """Have the thread end, and do not wait for it."""
-        self._stop()
-
-    def close(self) -> None:
-        """End the thread. Safe to call twice."""
+    def stop(self, timeout_s: float | None = None) -> None:
+        """End the thread, and wait for it so long: it may be in a call that has to end first. Safe to call twice."""
         self._stop()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout_s)
 
 
 def _look_after(watch: Callable[[], Any], settled: Callable[..., None], settle: Callable[[], Settle | None]) -> None:
@@ -125,8 +122,9 @@ def _settle(given: tuple[Any, ...], by: Settle, settled: Callable[..., None]) ->
 
 
 def _stop_all() -> None:
+    """At the end of the process nobody waits for a rank that does not come."""
     for calls in list(_watched):
-        calls.close()
+        calls.stop(LEFT_S)
 
 
 atexit.register(_stop_all)

@@ -116,7 +116,7 @@ class RepeatedCalls:
     def close(self) -> None:
         """End the thread that looks after non-blocking calls. Safe to call twice."""
         if self.calls is not None:
-            self.calls.close()
+            self.calls.stop()
 
     def open(self) -> None:
         """Calls may be made in C."""
