@@ -1,4 +1,4 @@
-"""MPICH and Intel MPI, from their wheels, in the place of Open MPI: the tests of virtual nodes."""
+"""MPICH and Intel MPI, from their wheels, in the place of Open MPI: the tests of virtual nodes, and of requests."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 
 from tests.harness import ROOT, run_command
 
-RANKS, SECONDS = 4, 900
-FILE = "tests/mpi/test_nodes.py"
+SECONDS = 900
+FILES = {"tests/mpi/test_nodes.py": 4, "tests/mpi/calls/test_pending_calls.py": 2}  # on so many ranks
 pytestmark = [pytest.mark.long, pytest.mark.mpi_skip, pytest.mark.timeout(SECONDS + 60)]
 
 
@@ -25,14 +25,15 @@ def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-def test_several_nodes(other: Path) -> None:
+@pytest.mark.parametrize("file", FILES)
+def test_they_do_what_open_mpi_does(other: Path, file: str) -> None:
     env = {
         "PATH": os.pathsep.join((str(other / "bin"), os.environ["PATH"])),
         "MPI4PY_LIBMPI": str(other / "lib" / "libmpi.so.12"),
         "PYTEST_XDIST_WORKER": None,
     }
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "--with-mpi", FILE]
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "--with-mpi", file]
     launcher = str(other / "bin" / "mpiexec")
-    done = run_command(RANKS, argv, timeout=SECONDS, env=env, launcher=launcher, cwd=ROOT)
+    done = run_command(FILES[file], argv, timeout=SECONDS, env=env, launcher=launcher, cwd=ROOT)
     assert (done.rc, done.timed_out) == (0, False), done.output
     assert " passed" in done.output

@@ -6,7 +6,10 @@ from functools import cache
 from mpi4py import MPI
 
 SHOTS = ("MPI_Start", "MPI_Test", "MPI_Isend", "MPI_Irecv")
-REQUESTS = ("MPI_Grequest_start", "MPI_Grequest_complete", "MPI_Wait", "MPI_Request_free", "MPI_Finalized")
+REQUESTS = (
+    "MPI_Grequest_start", "MPI_Grequest_complete", "MPI_Wait", "MPI_Request_free", "MPI_Finalized",
+    "MPI_Status_set_elements", "MPI_Status_set_cancelled",
+)  # fmt: skip
 # MPICH's like MPI_Grequest_start, with a function that MPI calls while it waits for the request; and Open MPI's, by
 # which one is called while it waits for anything.
 POLLED, HOOK = "MPIX_Grequest_start", "opal_progress_register"
@@ -31,3 +34,8 @@ def address_if_any(name: str) -> int:
 def handles_are_pointers() -> bool:
     """Whether MPI's handles are pointers, and not numbers."""
     return MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p)
+
+
+def handle(of: MPI.Comm | MPI.Datatype) -> int:
+    """MPI's handle as C's int64_t has it: that of MPICH and Intel MPI is an int, which mpi4py gives without a sign."""
+    return ctypes.c_int64(MPI._handleof(of)).value

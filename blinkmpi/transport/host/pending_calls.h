@@ -19,11 +19,15 @@ typedef int query_t(void *, void *);
 typedef int free_t(void *);
 typedef int cancel_t(void *, int);
 typedef int start_request_t(query_t *, free_t *, cancel_t *, void *, void *);
-typedef int start_polled_t(query_t *, free_t *, cancel_t *, query_t *, void *, void *, void *);
+typedef int wait_all_t(int, void **, double, void *);
+typedef int start_polled_t(query_t *, free_t *, cancel_t *, query_t *, wait_all_t *, void *, void *);
 typedef int by_pointer_t(void *);
 typedef int by_number_t(int);
 typedef int wait_request_t(void *, void *);
 typedef int ended_t(int *);
+typedef int elements_pointer_t(void *, void *, int); /* of a status, a type, and how many; types are handles, too */
+typedef int elements_number_t(void *, int, int);
+typedef int cancelled_t(void *, int);
 typedef int hook_t(int (*)(void));
 
 typedef struct pending { /* a call, as Python holds it */
@@ -63,6 +67,9 @@ static struct { /* what this process knows of MPI, and its queues */
   wait_request_t *wait;
   free_t *free;
   ended_t *ended;
+  void *elements;
+  cancelled_t *cancelled;
+  void *byte;                /* a handle */
   hook_t *hook;              /* of Open MPI; or NULL */
   int forked;                /* this is a child of the process, which has no calls: its parent's are no matter of its */
   int pointers, failed;      /* whether handles are pointers; MPI's error class of a call that failed */
@@ -85,7 +92,9 @@ static void tell(pending_t *r) {
 /* What MPI asks when its own functions end a request. It can only be told that a call failed; why is printed. */
 static int query_request(void *of, void *status) {
   pending_t *const r = of;
-  (void)status; /* empty as it is */
+  if (mpi.pointers) ((elements_pointer_t *)mpi.elements)(status, mpi.byte, 0);
+  else ((elements_number_t *)mpi.elements)(status, (int)(intptr_t)mpi.byte, 0);
+  mpi.cancelled(status, 0);
   if (r->state != HAS_FAILED || r->raised) return 0;
   const PyGILState_STATE held = PyGILState_Ensure();
   r->raised = 1;
@@ -216,7 +225,16 @@ static int come_by(void) {
   return ended;
 }
 
+/* The same where MPI asks for requests of ours: it polls one, or has us wait for some. */
 static int poll_request(void *of, void *status) { return (void)of, (void)status, come_by(), 0; }
+
+static int wait_requests(int n, void **of, double timeout, void *status) {
+  (void)timeout, (void)status;
+  for (int i = 0; i < n; i++)
+    while (!((pending_t *)of[i])->told)
+      if (!come_by()) sched_yield();
+  return 0;
+}
 
 /* ---- for Python: its lock is held */
 
@@ -267,7 +285,7 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
   PyObject *const request = mpi.request->tp_new(mpi.request, mpi.none, NULL);
   if (!request || PyObject_SetAttr(request, text_of[PENDING_CALL], (PyObject *)r)) return Py_XDECREF(request), Py_DECREF(r), NULL;
   void **const handle = (void **)((char *)request + sizeof(PyObject));
-  const int failed = mpi.start_polled ? mpi.start_polled(query_request, freed_request, keep_request, poll_request, NULL, r, &r->handle)
+  const int failed = mpi.start_polled ? mpi.start_polled(query_request, freed_request, keep_request, poll_request, wait_requests, r, &r->handle)
                                       : mpi.start(query_request, freed_request, keep_request, r, &r->handle);
   if (failed) return Py_DECREF(request), Py_DECREF(r), PyErr_Format(PyExc_RuntimeError, "MPI cannot start a request: error %d", failed);
   memcpy(handle, &r->handle, mpi.pointers ? sizeof(void *) : sizeof(int));
@@ -478,13 +496,17 @@ static void forget_parent(void) { mpi.forked = 1; }
 /* What is the same for all communicators of a process, given by the first. Returns 0 if that raises. */
 static int learn_mpi(PyObject *const *given) {
   if (mpi.type) return 1;
-  void *at[7];
-  for (int i = 0; i < 7; i++) at[i] = PyLong_AsVoidPtr(given[i + 1]);
-  const long pointers = PyLong_AsLong(given[8]), tells = PyLong_AsLong(given[9]), failed = PyLong_AsLong(given[10]);
+  enum { ADDRESSES = 9 };
+  void *at[ADDRESSES];
+  for (int i = 0; i < ADDRESSES; i++) at[i] = PyLong_AsVoidPtr(given[i + 1]);
+  PyObject *const *const numbers = given + 1 + ADDRESSES;
+  const long pointers = PyLong_AsLong(numbers[0]), tells = PyLong_AsLong(numbers[1]), failed = PyLong_AsLong(numbers[2]);
+  const long long byte = PyLong_AsLongLong(numbers[3]);
   PyObject *const none = PyTuple_New(0), *const type = PyType_FromSpec(&pending_spec);
   if (PyErr_Occurred()) return 0;
   mpi.start = (start_request_t *)at[0], mpi.complete = at[1], mpi.wait = (wait_request_t *)at[2], mpi.free = (free_t *)at[3];
-  mpi.ended = (ended_t *)at[4], mpi.start_polled = (start_polled_t *)at[5], mpi.hook = (hook_t *)at[6];
+  mpi.ended = (ended_t *)at[4], mpi.elements = at[5], mpi.cancelled = (cancelled_t *)at[6], mpi.byte = (void *)byte;
+  mpi.start_polled = (start_polled_t *)at[7], mpi.hook = (hook_t *)at[8];
   mpi.pointers = (int)pointers, mpi.tells = (int)tells, mpi.failed = (int)failed;
   mpi.request = (PyTypeObject *)Py_NewRef(given[0]), mpi.none = none, mpi.type = (PyTypeObject *)type;
   pthread_atfork(NULL, NULL, forget_parent);
@@ -492,13 +514,14 @@ static int learn_mpi(PyObject *const *given) {
   return 1;
 }
 
-/* (the user's requests' type; addresses of MPI_Grequest_start, MPI_Grequest_complete, MPI_Wait, MPI_Request_free and
- * MPI_Finalized, and of MPIX_Grequest_start and opal_progress_register or 0; whether handles are pointers; whether our thread
- * has to tell MPI what has ended; MPI's error class of what failed): the functions above, of a communicator. */
+/* (the user's requests' type; addresses of MPI_Grequest_start, MPI_Grequest_complete, MPI_Wait, MPI_Request_free,
+ * MPI_Finalized, MPI_Status_set_elements and MPI_Status_set_cancelled, and of MPIX_Grequest_start and opal_progress_register
+ * or 0; whether handles are pointers; whether our thread has to tell MPI what has ended; MPI's error class of what failed;
+ * the handle of MPI_BYTE): the functions above, of a communicator. */
 static PyObject *serve_pending(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   enum { COUNT_OF = sizeof queue_functions / sizeof *queue_functions };
   repeated_t *const t = table_of(self);
-  if (!t || n != 11 || !PyType_Check(given[0])) return PyErr_Format(PyExc_TypeError, "expected a type and ten numbers");
+  if (!t || n != 14 || !PyType_Check(given[0])) return PyErr_Format(PyExc_TypeError, "expected a type and thirteen numbers");
   if (!learn_mpi(given)) return NULL;
   PyObject *const made = PyTuple_New(COUNT_OF);
   for (int i = 0; made && i < COUNT_OF; i++) {

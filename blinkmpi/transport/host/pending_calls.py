@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from ...errors import PeerLost
 from ..interface import Resumable
-from .mpi_functions import HOOK, POLLED, REQUESTS, address_if_any, addresses, handles_are_pointers
+from .mpi_functions import HOOK, POLLED, REQUESTS, address_if_any, addresses, handle, handles_are_pointers
 
 
 class PendingCall(Protocol):
@@ -72,7 +72,14 @@ class PendingCalls:
         polled, hook = address_if_any(POLLED), address_if_any(HOOK)
         tells = not (polled or hook)
         self.begin, self._drain, self._settled, self._give_up, self._watch, self._stop = serve(
-            request, *found, polled, 0 if polled else hook, handles_are_pointers(), tells, int(MPI.ERR_OTHER)
+            request,
+            *found,
+            polled,
+            0 if polled else hook,
+            handles_are_pointers(),
+            tells,
+            int(MPI.ERR_OTHER),
+            handle(MPI.BYTE),
         )
         self._thread = threading.Thread(
             target=_look_after, args=(self._watch, self._settled, settle), name="blinkmpi-progress", daemon=True

@@ -9,7 +9,6 @@ If a node announces something else, or only what Python reads, :mod:`..network.m
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Mapping
 
@@ -27,11 +26,6 @@ Words = NDArray[np.int64]
 Settled = Callable[[int], int]  # of the address of nodes_t: whether nothing of its messages is under way
 
 
-def handle(of: MPI.Comm | MPI.Datatype) -> int:
-    """MPI's handle as C's int64_t has it: that of MPICH and Intel MPI is an int, which mpi4py gives without a sign."""
-    return ctypes.c_int64(MPI._handleof(of)).value
-
-
 class NodeShots:
     """The messages of this node's calls in one shot; freed by :meth:`close`, before ``messages`` are.
 
@@ -44,7 +38,7 @@ class NodeShots:
     def __init__(
         self, found: tuple[int, ...], messages: NodeMessages, window: SharedWindow, stride: int, settled: Settled
     ) -> None:
-        from .mpi_functions import handles_are_pointers
+        from .mpi_functions import handle, handles_are_pointers
 
         self._settled = settled
         self._requests: list[MPI.Prequest] = []
