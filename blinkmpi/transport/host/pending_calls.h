@@ -8,9 +8,9 @@
  *
  * To MPI a call is a generalized request, which is complete when the call is. */
 
-enum { QUEUED, RUNS, HAS_ENDED, HAS_FAILED };   /* how far a call is */
-enum { AGAIN = 100 };                /* a status: nothing has happened for a while */
-enum { A_WHILE_NS = 100000000 };     /* after which a thread that waits looks for signals */
+enum { QUEUED, RUNS, HAS_ENDED, HAS_FAILED }; /* how far a call is */
+enum { AGAIN = 100 };            /* a status: nothing has happened for a while */
+enum { A_WHILE_NS = 100000000 }; /* after which a thread that waits looks for signals */
 /* The thread looks so often, this many times after the last call; a call that moves is waited for that long, one that has
  * not moved for long is only looked at. */
 enum { DOZE_NS = 300000, DOZES = 300, SLICE_NS = 2000000, IDLE_NS = 20000000 };
@@ -37,6 +37,8 @@ typedef struct pending { /* a call, as Python holds it */
   entry_t *entry; /* in use by it */
   char *at[MOST_BUFFERS];
   PyObject *method, *arguments; /* kept until it has ended, with the user's buffers */
+  Py_buffer views[MOST_BUFFERS]; /* of some of these, so that nobody changes their lengths */
+  int64_t held;
   PyObject *error;              /* of one that failed */
   int64_t timeout_ns;           /* its own, or 0 */
   atomic_int state, told, freed; /* whether MPI knows that it has ended; whether MPI has freed its request */
@@ -249,6 +251,7 @@ static void let_ended_go(queue_t *q) {
     tell(r);
     no_longer_used(r->entry);
     r->entry = NULL;
+    while (r->held) PyBuffer_Release(r->views + --r->held);
     Py_CLEAR(r->arguments);
     Py_CLEAR(r->method);
     Py_DECREF(r);
@@ -275,13 +278,18 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
   if (t->open != OPEN || timeout_ns < 0 || !read_arguments(&a, &t->types, &t->gpu, given[0], given[1], Py_None)) Py_RETURN_NONE;
   a.key.stream = PENDING;
   entry_t *const e = entry_of(t, &a.key, hash_of(&a.key));
-  char *at[MOST_BUFFERS];
-  places(&a, at);
-  let_go(&a);
-  if (!e || t->open != OPEN) Py_RETURN_NONE;
-  pending_t *const r = PyObject_New(pending_t, mpi.type);
-  if (!r) return NULL;
+  pending_t *const r = e && t->open == OPEN ? PyObject_New(pending_t, mpi.type) : NULL;
+  if (!r) {
+    let_go(&a);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+  }
   memset((char *)r + sizeof(PyObject), 0, sizeof *r - sizeof(PyObject));
+  e->users++; /* what follows may run Python */
+  r->entry = e;
+  places(&a, r->at);
+  memcpy(r->views, a.views, (size_t)a.held * sizeof *a.views);
+  r->held = a.held;
   PyObject *const request = mpi.request->tp_new(mpi.request, mpi.none, NULL);
   if (!request || PyObject_SetAttr(request, text_of[PENDING_CALL], (PyObject *)r)) return Py_XDECREF(request), Py_DECREF(r), NULL;
   void **const handle = (void **)((char *)request + sizeof(PyObject));
@@ -289,9 +297,7 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
                                       : mpi.start(query_request, freed_request, keep_request, r, &r->handle);
   if (failed) return Py_DECREF(request), Py_DECREF(r), PyErr_Format(PyExc_RuntimeError, "MPI cannot start a request: error %d", failed);
   memcpy(handle, &r->handle, mpi.pointers ? sizeof(void *) : sizeof(int));
-  memcpy(r->at, at, sizeof at);
-  e->users++;
-  r->self = Py_NewRef(self), r->entry = e, r->timeout_ns = timeout_ns;
+  r->self = Py_NewRef(self), r->timeout_ns = timeout_ns;
   r->method = Py_NewRef(given[0]), r->arguments = Py_NewRef(given[1]);
   if (q->ended) let_ended_go(q);
   const int mine = own(q), lock = !mine || q->dozes > DOZES;
@@ -466,6 +472,8 @@ static void free_pending(PyObject *object) {
   PyTypeObject *const type = Py_TYPE(r);
   int ended = 0;
   if (r->told && !r->freed && !mpi.ended(&ended) && !ended) mpi.free(&r->handle); /* nobody has waited for it */
+  while (r->held) PyBuffer_Release(r->views + --r->held); /* it was not begun */
+  if (r->entry) no_longer_used(r->entry);
   Py_XDECREF(r->error);
   Py_XDECREF(r->self);
   PyObject_Free(r);

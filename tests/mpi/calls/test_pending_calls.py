@@ -221,3 +221,24 @@ def test_a_child_after_fork_has_no_part_in_them(comm: MPI.Intracomm) -> None:
         assert os.waitpid(child, 0)[1] == 0
         request.Wait()
         assert (x == 2).all()
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_memory_of_a_call_under_way_keeps_its_length(comm: MPI.Intracomm) -> None:
+    """As mpi4py's requests do: Python refuses to move what others may still write."""
+    with opened(comm) as ours:
+        sent, received = bytearray(8 * COUNT), bytearray(8 * COUNT)
+        for _ in range(2):
+            ours.Iallreduce([sent, MPI.DOUBLE], [received, MPI.DOUBLE]).Wait()
+        comm.Barrier()
+        if comm.rank == 0:
+            request = ours.Iallreduce([sent, MPI.DOUBLE], [received, MPI.DOUBLE])
+            for memory in (sent, received):
+                with pytest.raises(BufferError):
+                    memory.append(1)
+        comm.Barrier()
+        if comm.rank == 1:
+            request = ours.Iallreduce([sent, MPI.DOUBLE], [received, MPI.DOUBLE])
+        request.Wait()
+        sent.append(1)
+        received.append(1)
