@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,6 +18,7 @@ import blinkmpi
 from blinkmpi.errors import CollectiveTimeout, MismatchError, PeerLost, RemoteError, SettingsError
 from blinkmpi.topology import machine
 from blinkmpi.transport.host.shared_window import SharedWindow
+from blinkmpi.transport.network import messages
 from tests.conformance import COLLECTIVES, cases
 from tests.harness import PATIENCE_S, mpi
 from tests.mpi.faults import stop_until
@@ -204,3 +206,24 @@ def forever(call: Callable[[], object]) -> None:
     """Call until it fails."""
     while True:
         call()
+
+
+class Dirty:
+    """NumPy, whose empty arrays begin with the number 1."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, shape: int, dtype: Any) -> Any:
+        found = np.zeros(shape, dtype)
+        found[:1] = 1
+        return found
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_what_lay_in_memory_before_is_no_announcement(comm: MPI.Intracomm) -> None:
+    """C looks at the number of the call that another node announces before any announcement has come."""
+    with mock.patch.object(messages, "np", Dirty()), split(comm, "1+2", timeout=8) as ours:
+        for _ in range(3):
+            ours.Dup().Free()
+            ours.Barrier()

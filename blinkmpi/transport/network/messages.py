@@ -46,7 +46,7 @@ class _Node:
 
     def __init__(self, comm: MPI.Intracomm, first: int, ranks: list[int]) -> None:
         self.ranks = ranks
-        self.buffer = np.empty(CALLS_BYTES, np.uint8)
+        self.buffer = np.zeros(CALLS_BYTES, np.uint8)  # C reads the number in front before any has come
         self.request = comm.Recv_init(self.buffer, first, CALLS_TAG)
         self.request.Start()
         self.last = b"", _Announced([], [])  # what was received last, and what it says
