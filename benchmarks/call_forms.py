@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
     name: str
     size: int  # bytes
-    run: Callable[[Any], object]  # of a communicator; None of plain mpi4py's has a timeout
+    run: Callable[[Any], object]  # of a communicator, ours or mpi4py's
     results: Sequence[Array]
     calls: int = 1  # that `run` makes, if its time is that of one
 

@@ -46,8 +46,8 @@ typedef struct pending { /* a call, as Python holds it */
   void *handle;                 /* MPI's, which may be a number */
 } pending_t;
 
-/* What is atomic may be read at any time. The list is changed with the lock; without it by an owner that holds Python's lock, as
- * all others do who would change it. */
+/* What is atomic may be read at any time. The list is changed with the lock; or without it by an owner that holds Python's
+ * lock, which all others hold who would change it. */
 typedef struct queue {
   struct queue *next;          /* of this process */
   repeated_t *table;
@@ -147,6 +147,12 @@ static void end_first(queue_t *q, int state, int alone) {
   tell_waiters(q);
 }
 
+/* How long a call may wait without progress, in one go. */
+static int64_t patience_of(const pending_t *r) {
+  const int64_t usual = r->entry->call->timeout_ns;
+  return r->timeout_ns && r->timeout_ns < usual ? r->timeout_ns : usual;
+}
+
 /* Run the first calls until one has ended, or all have (NULL): DONE, or the status of the one that has not. The caller owns
  * the queue. `patience` is in place of a call's own timeout, if not 0. With `brief` the caller holds Python's lock, and it
  * ends at a call that may take long. */
@@ -158,7 +164,7 @@ static int move_on(queue_t *q, const pending_t *until, int64_t patience, int bri
     if (brief && !is_brief(call)) return EXPIRED;
     const int64_t usual = call->timeout_ns;
     int state;
-    call->timeout_ns = patience ? patience : r->timeout_ns && r->timeout_ns < usual ? r->timeout_ns : usual;
+    call->timeout_ns = patience ? patience : patience_of(r);
     if (r->state == RUNS) {
       state = resume(call, r->entry->rows);
     } else {
@@ -412,12 +418,6 @@ static PyObject *give_up_calls(PyObject *self, PyObject *error) {
   Py_RETURN_NONE;
 }
 
-/* Whether the first call has not moved for as long as it may wait. */
-static int is_late(const queue_t *q, int64_t still_ns) {
-  const int64_t own = q->first->timeout_ns, usual = q->first->entry->call->timeout_ns;
-  return still_ns > (own && own < usual ? own : usual);
-}
-
 /* The thread's: look after the queue until a call is Python's to settle; None when the thread is to end. */
 static PyObject *watch_calls(PyObject *self, PyObject *none) {
   queue_t *const q = table_of(self)->queue;
@@ -442,7 +442,7 @@ static PyObject *watch_calls(PyObject *self, PyObject *none) {
     } else {
       pthread_mutex_unlock(&q->lock);
       state = move_on(q, NULL, now - since < IDLE_NS ? SLICE_NS : AT_ONCE, 0);
-      if (state == EXPIRED && (q->moves != moves || !is_late(q, now - since))) state = DONE;
+      if (state == EXPIRED && (q->moves != moves || now - since <= patience_of(q->first))) state = DONE;
       if (state == DONE) disown(q, DONE);
       pthread_mutex_lock(&q->lock);
       if (state == DONE && q->first == first) wait_for_ns(&q->wake, &q->lock, DOZE_NS);
