@@ -75,6 +75,7 @@ static struct { /* what this process knows of MPI, and its queues */
   hook_t *hook;              /* of Open MPI; or NULL */
   int forked;                /* this is a child of the process, which has no calls: its parent's are no matter of its */
   int pointers, failed;      /* whether handles are pointers; MPI's error class of a call that failed */
+  atomic_int untold;         /* calls that were begun, and of which MPI does not know that they have ended */
   int tells;                 /* whether our own thread may call MPI, and has to */
   PyTypeObject *type, *request; /* of pending_t; the user's, a subclass of MPI's */
   PyObject *none;            /* no arguments */
@@ -87,6 +88,7 @@ static struct { /* what this process knows of MPI, and its queues */
 /* Tell MPI that a call has ended. */
 static void tell(pending_t *r) {
   if (atomic_exchange(&r->told, 1)) return;
+  mpi.untold--;
   if (mpi.pointers) ((by_pointer_t *)mpi.complete)(r->handle);
   else ((by_number_t *)mpi.complete)((int)(intptr_t)r->handle);
 }
@@ -222,7 +224,7 @@ static void tell_ended(queue_t *q) {
 /* Called by MPI when a thread waits in it: move all queues of this process on. Returns how many calls have ended. */
 static int come_by(void) {
   int ended = 0;
-  if (!mpi.queues || mpi.forked || pthread_mutex_trylock(&mpi.lock)) return 0;
+  if (!mpi.untold || mpi.forked || pthread_mutex_trylock(&mpi.lock)) return 0;
   for (queue_t *q = mpi.queues; q; q = q->next) {
     const int64_t before = q->table->pending;
     if (before && own(q)) disown(q, move_on(q, NULL, AT_ONCE, 0));
@@ -311,7 +313,7 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
   pending_t *const before = q->last; /* and the queue keeps the object */
   if (before) before->next = r;
   else q->first = r;
-  q->last = r, t->pending++, t->open_gpu = 0;
+  q->last = r, t->pending++, mpi.untold++, t->open_gpu = 0;
   if (lock) pthread_cond_signal(&q->wake), pthread_mutex_unlock(&q->lock);
   if (!mine) return request;
   if (before || is_brief(e->call)) {
