@@ -18,7 +18,7 @@ from ..planning.plan import Plan
 from ..program.call import collective_named
 from ..transport.announcement import Called
 from ..transport.network.bounded import Rendezvous
-from ..transport.network.exchanges import meet
+from ..transport.network.exchanges import Members
 from ..util.numbers import rank_of, whole
 from ..util.together import attempt, result_of
 from .calls_without_program import EntryCall, RefusedCall
@@ -69,7 +69,7 @@ def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group, tag: int) -
     if MPI.UNDEFINED in ranks or context.rank not in ranks:
         return  # which is MPI's to refuse
     try:
-        meet(context.mpi.private, ranks, Rendezvous(what, context.timeout_s, context.slow), tag)
+        Members(context.mpi.private, Rendezvous(what, context.timeout_s, context.slow), ranks, tag).Barrier()
     except BaseException as fatal:
         dispatcher.die(fatal)
         raise

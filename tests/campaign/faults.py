@@ -231,6 +231,7 @@ class Faults:
         count = own.choice((8, 10_000, 1_000_003))
         x = self._arrays(self._on_gpu(own)).ones(count)
         child = comm.Dup()
+        child.Allreduce(MPI.IN_PLACE, x, MPI.MAX)  # opens it: who stops before that ends the job
         after, gone = own.uniform(0.0, 0.03), self._files(own)
         others = " ".join(f"'{path}'" for rank, path in enumerate(gone) if rank != victim)
         until_gone = f"for file in {others}; do until [ -e $file ]; do sleep 0.02; done; done"

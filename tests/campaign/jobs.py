@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from tests.harness import PATIENCE_S, ROOT, TAIL, Job, Outcome, SharedMemoryWatc
 DEADLY_S = 4 * PATIENCE_S  # that a job may take which a fault ends
 SMALL_SHM_MIB = 640  # for each virtual node, which takes a quarter of what is left for each communicator
 CROWDED_LOAD_S = 150.0  # that all kernels take to compile, at most
+SHORT = 9  # functions of a thread
 ULFM = ("--with-ft", "ulfm")
 
 
@@ -180,7 +182,8 @@ def _read(result: Result, box: Path, outcome: Outcome, left: list[str]) -> Resul
     dumped = "".join(f"--- rank {rank}\n{text[-TAIL:]}" for rank, text in stacks.items() if text)
     if outcome.timed_out or "Timeout (" in dumped:
         at = [one.get("step", -1) for one in found]
-        result.hung.append(f"the ranks were at steps {at}\n{dumped}\n{outcome.output[-TAIL:]}")
+        short = "".join(f"rank {rank}\n{short_stacks(text)}" for rank, text in stacks.items())
+        result.hung.append(f"the ranks were at steps {at}\n{short}{dumped}\n{outcome.output[-TAIL:]}")
     elif silent and not result.wrong:
         result.wrong.append(f"ranks {silent} ended early:\n{dumped}\n{outcome.output[-TAIL:]}")
     elif outcome.rc and not result.wrong:
@@ -188,6 +191,15 @@ def _read(result: Result, box: Path, outcome: Outcome, left: list[str]) -> Resul
     result.wrong += [f"{line} outlived the job" for line in outcome.leftovers]
     result.wrong += [f"{name} is left in /dev/shm" for name in left]
     return result
+
+
+def short_stacks(dumped: str) -> str:
+    """What faulthandler wrote, a line for each thread: its functions, the innermost first."""
+    lines = []
+    for thread in re.split(r"^(?=Thread |Current thread )", dumped, flags=re.MULTILINE)[1:]:
+        calls = re.findall(r'File ".*?([^/"]+)", line (\d+) in (.+)', thread)
+        lines.append("  " + " < ".join(f"{name} ({file}:{line})" for file, line, name in calls[:SHORT]) + "\n")
+    return "".join(lines)
 
 
 def add(total: dict[str, int], more: dict[str, int]) -> None:

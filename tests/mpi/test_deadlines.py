@@ -23,7 +23,7 @@ from blinkmpi.runtime import context
 from blinkmpi.runtime.entering import enter
 from blinkmpi.transport.network import exchanges
 from blinkmpi.transport.network.bounded import REMEMBERED, Rendezvous
-from blinkmpi.transport.network.exchanges import BoundedComm
+from blinkmpi.transport.network.exchanges import BoundedComm, Members
 from blinkmpi.transport.processes import VISIBLE
 from blinkmpi.transport.python_stacks import CAME_TO
 from blinkmpi.transport.slow_waits import SlowWaits
@@ -173,6 +173,42 @@ def case_first(how: str) -> None:
     with pytest.raises(PeerLost, match="died earlier"):
         child.Barrier()
     meet(*OTHERS)
+
+
+@pytest.mark.parametrize("exchanges", long_but((2,), range(1, 5)))
+def test_a_rank_that_stops_as_a_communicator_of_several_nodes_opens_is_heard_of(
+    exchanges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLINKMPI_NODES", f"{N - 2}+2")
+    with start("opens", str(exchanges)) as job:
+        outcome = finish(job)
+    all_time_out(outcome, 1)
+    texts = said(outcome, "text")
+    assert all(texts[r].startswith(f"the first call on a communicator of Split(): rank {r} waited") for r in OTHERS)
+
+
+def case_opens(exchanges: str) -> None:
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=20)
+    child = comm.Split()
+    say(pid=os.getpid())
+    if comm.rank == VICTIM:
+        stop_after(int(exchanges))
+    attempt(lambda: child.Bcast(np.ones(3), timeout=1))
+    meet(*OTHERS)
+
+
+def stop_after(number: int) -> None:
+    """Stop as soon as so many exchanges have been done."""
+    wait = BoundedComm.wait
+    left = [number]
+
+    def then(self: BoundedComm, *args: Any, **named: Any) -> None:
+        wait(self, *args, **named)
+        left[0] -= 1
+        if not left[0]:
+            stay_away("stops")
+
+    BoundedComm.wait = then  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("how", ["stops", "works"])
@@ -335,10 +371,14 @@ def case_unasked(how: str, gate: str) -> None:
 @mpi(ranks=(1, 2, 4), timeout=60)
 def test_exchanges_bring_what_mpis_own_bring(comm: MPI.Intracomm) -> None:
     ours = BoundedComm(comm, Rendezvous("a test", 20, SlowWaits()))
-    for mine in (comm.rank, None, {"a": [comm.rank] * 1000}, "x" * 100_000 * comm.rank):
-        assert allgather(ours, mine, Any) == comm.allgather(mine)
-        for root in range(comm.size):
-            assert bcast(ours, mine, Any, root) == comm.bcast(mine, root)
+    exchanges_bring(comm, ours)
+    part = [r for r in reversed(range(comm.size)) if r % 2 == comm.rank % 2]
+    some, theirs = comm.Split(comm.rank % 2, -comm.rank), Members(comm, Rendezvous("a test", 20, SlowWaits()), part, 7)
+    exchanges_bring(some, theirs)
+    other = theirs.Dup()
+    assert MPI.Comm.Compare(some, other) == MPI.CONGRUENT
+    other.Free()
+    some.Free()
     for _ in range(REMEMBERED + 9):
         BoundedComm(comm, Rendezvous("a test", 20, SlowWaits())).Barrier()
     assert len(CAME_TO) == REMEMBERED
@@ -346,6 +386,18 @@ def test_exchanges_bring_what_mpis_own_bring(comm: MPI.Intracomm) -> None:
     other = ours.Dup()
     assert MPI.Comm.Compare(comm, other) == MPI.CONGRUENT
     other.Free()
+
+
+def exchanges_bring(comm: MPI.Intracomm, ours: BoundedComm) -> None:
+    assert (ours.rank, ours.size) == (comm.rank, comm.size)
+    for mine in (comm.rank, None, {"a": [comm.rank] * 1000}, "x" * 100_000 * comm.rank):
+        assert allgather(ours, mine, Any) == comm.allgather(mine)
+        for root in range(comm.size):
+            assert bcast(ours, mine, Any, root) == comm.bcast(mine, root)
+    sent, found = np.full(3, comm.rank), np.empty(3, int)
+    ours.Sendrecv(sent, (comm.rank + 1) % comm.size, 3, found, (comm.rank - 1) % comm.size, 3)
+    assert (found == (comm.rank - 1) % comm.size).all()
+    ours.Barrier()
 
 
 @mpi(ranks=(4,), timeout=60)

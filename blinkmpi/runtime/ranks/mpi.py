@@ -9,12 +9,13 @@ from mpi4py import MPI, run
 from ...errors import CollectiveTimeout, PeerLost
 from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
-from ...transport.network.exchanges import BegunDup, BoundedComm, duplicate, introduce
+from ...transport.network.exchanges import BegunDup, BoundedComm, Members, duplicate, introduce
 from ...transport.slow_waits import SlowWaits
 from ...util.settings import Settings, log
 from ..bootstrap import Options, first_deadline, own_settings, virtual_node
 from ..process_exit import LOST, UNCAUGHT, end_job_at_exit, in_child
 
+OF_NODE = 0x4E0D  # the tag of what the ranks of a node tell one another
 DEAD = (CollectiveTimeout, PeerLost)  # after which MPI's objects are left as they are
 
 
@@ -78,9 +79,8 @@ class MpiRanks:
         """The ranks of this one's node."""
         if len(set(firsts)) == 1:
             return self.together
-        self.together.Barrier()
-        self._node = MPI.Intracomm(self.private.Split(firsts[self.together.rank], self.together.rank))
-        return BoundedComm(self._node, self.together.rendezvous)
+        among = [r for r, first in enumerate(firsts) if first == firsts[self.together.rank]]
+        return Members(self.private, self.together.rendezvous, among, OF_NODE)
 
     def give_up(self, error: BaseException) -> None:
         """Free what was being made."""

@@ -67,14 +67,14 @@ class Bounded(ABC):
 
     Args:
         name: the same on every rank, and no other object's; by it a process says which exchange it has come to.
-        among: the ranks that make this object, in the same order on each; without it all do.
+        among: the ranks that make this object, in the same order on each, as they are called in words; here they have
+            numbers from 0.
     """
 
     unseen = ("may be missing, and cannot be seen from here",) * 2  # said of a rank, and of several, that are not known
 
-    def __init__(self, rank: int, size: int, rendezvous: Rendezvous, name: str, among: Sequence[int] = ()) -> None:
-        self.rank, self.size, self.rendezvous = rank, size, rendezvous
-        self._among = among or range(size)
+    def __init__(self, rank: int, rendezvous: Rendezvous, name: str, among: Sequence[int]) -> None:
+        self.rank, self.size, self.rendezvous, self.among = rank, len(among), rendezvous, among
         self._name, self._turn = name, 0
         self._peers: list[int] | None = None
         self._answers = False
@@ -179,7 +179,7 @@ class Bounded(ABC):
             late = False
         if late:
             missing = self.missing()
-            text = f"{rendezvous.what}: rank {self.rank} waited {waited_s:.1f} s, all that the timeout allows; "
+            text = f"{rendezvous.what}: rank {self.among[self.rank]} waited {waited_s:.1f} s, all that the timeout allows; "
             text += self._words(missing)
             raise CollectiveTimeout(
                 f"{text}look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). No communicator "
@@ -187,7 +187,7 @@ class Bounded(ABC):
             )
         if rendezvous.slow.due((self._name, self._turn), waited_s) and self.rank == self._speaker():
             missing = self.missing()
-            text = f"{rendezvous.what}: rank {self.rank} has waited {waited_s:.0f} s; {self._words(missing)}"
+            text = f"{rendezvous.what}: rank {self.among[self.rank]} has waited {waited_s:.0f} s; {self._words(missing)}"
             text = f"{text}it goes on waiting{stacks_of(missing, self.processes())}"
             rendezvous.slow.say(text, rendezvous.timeout_s)
 
@@ -204,7 +204,7 @@ class Bounded(ABC):
         if self._peers is not None:
             return self._peers
         known, until = self.processes(), time.monotonic() + 2 * ASK_SECONDS
-        others = [r for r in self._among if r != self.rank]
+        others = [r for r in range(self.size) if r != self.rank]
         found = [r for r in others if time.monotonic() < until and not self._has_come(known.get(r))]
         seen = [r for r in found if state(known.get(r))]
         return seen or found
@@ -212,8 +212,7 @@ class Bounded(ABC):
     def _speaker(self) -> int:
         """The rank that warns: the lowest one here that waits, as far as they can be asked."""
         known = self.processes()
-        lower = sorted(r for r in self._among if r < self.rank)
-        return next((r for r in lower if self._has_come(known.get(r))), self.rank)
+        return next((r for r in range(self.rank) if self._has_come(known.get(r))), self.rank)
 
     def _has_come(self, process: JobProcess | None) -> bool:
         """Whether a process says that it has come to this exchange."""
@@ -224,9 +223,9 @@ class Bounded(ABC):
 
     def _words(self, ranks: list[int]) -> str:
         known = self.processes()
-        by = {r: known.get(r) for r in ranks}
+        by = {self.among[r]: known.get(r) for r in ranks}
         found = [f"rank {r} ({p or 'not known yet'}) {WORDS[state(p)]}" for r, p in by.items()]
         unknown = [r for r, p in by.items() if p is None]
         if len(unknown) == len(ranks) and ranks:
-            return f"{ranks_text(ranks)} {self.unseen[len(ranks) > 1]}; "
+            return f"{ranks_text(list(by))} {self.unseen[len(ranks) > 1]}; "
         return f"{some(found)}, and {'have' if len(ranks) > 1 else 'has'} not come; " if ranks else "all have come; "

@@ -1,8 +1,9 @@
 """MPI's collectives under a deadline: what the ranks tell each other while a communicator is made, changed or freed.
 
 MPI's blocking collectives wait for ever. Here each is begun without blocking and polled (:mod:`.bounded`). ``Dup`` is
-MPI's ``Idup``. MPI has no such form of ``Split`` and its like, so a barrier with a deadline comes before them: then all
-ranks are there, and only one that dies that very moment could make them wait.
+MPI's ``Idup``. MPI has no such form of ``Split`` and its like, so some of the ranks are :class:`Members`. Where MPI has to
+say which ranks share memory, a barrier with a deadline comes before its split: then all ranks are there, and only one
+that stops that very moment could make them wait.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class BoundedComm(Bounded):
     """
 
     def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous, *, among: Sequence[int] = ()) -> None:
-        self.comm, self.world = comm, world_ranks(comm)
-        key = hashlib.blake2b(repr((self.world, *among)).encode(), digest_size=8).hexdigest()
+        everybody, ranks = world_ranks(comm), among or range(comm.size)
+        self.comm, self.world = comm, [everybody[r] for r in ranks]
+        key = hashlib.blake2b(repr((everybody, *among)).encode(), digest_size=8).hexdigest()
         _made[key] = _made.get(key, 0) + 1
-        super().__init__(comm.rank, comm.size, rendezvous, f"{key}.{_made[key]}", among)
+        super().__init__(ranks.index(comm.rank), rendezvous, f"{key}.{_made[key]}", ranks)
 
     def allgather_bytes(self, body: bytes, /) -> list[bytes]:
         """Everybody's bytes, in rank order; short ones go with their lengths."""
@@ -76,7 +78,8 @@ class BoundedComm(Bounded):
 
     def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int, /) -> None:
         """Send one buffer and receive another."""
-        receive, send = self.comm.Irecv(recvbuf, source, recvtag), self.comm.Isend(sendbuf, dest, sendtag)
+        receive = self.comm.Irecv(recvbuf, self.among[source], recvtag)
+        send = self.comm.Isend(sendbuf, self.among[dest], sendtag)
         for request, peer in ((receive, source), (send, dest)):
             self.wait(request, (receive, send, sendbuf, recvbuf), peers=[peer])
 
@@ -104,6 +107,70 @@ class BoundedComm(Bounded):
         return error
 
 
+class Members(BoundedComm):
+    """Some ranks of a communicator of MPI, numbered from 0; the others take no part.
+
+    Everybody hears from everybody, so that each knows who is missing.
+
+    Args:
+        comm: has no other messages with this tag between these ranks.
+        among: they, this one among them, in the same order on each.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous, among: Sequence[int], tag: int) -> None:
+        super().__init__(comm, rendezvous, among=among)
+        self._tag = tag % TAGS
+
+    def allgather_bytes(self, body: bytes, /) -> list[bytes]:
+        """Everybody's bytes, in rank order."""
+        return self._hear(body, MOST_GATHERED)
+
+    def bcast_bytes(self, body: bytes, root: int, /) -> bytes:
+        """The root's bytes."""
+        return self._hear(body if self.rank == root else b"", MOST_SENT)[root]
+
+    def Barrier(self) -> None:
+        """Return when all have come."""
+        self._hear_bytes(b"", [0] * self.size)
+
+    def Dup(self, begun: BegunDup | None = None) -> MPI.Intracomm:
+        """A communicator of these ranks alone."""
+        self.Barrier()
+        everybody = self.comm.Get_group()
+        group = everybody.Incl(self.among)
+        made = self.comm.Create_group(group, self._tag)
+        group.Free()
+        everybody.Free()
+        return MPI.Intracomm(made)
+
+    def _hear(self, body: bytes, most: int) -> list[bytes]:
+        told = self._hear_bytes(np.int64(len(body)).tobytes(), [8] * self.size)
+        counts = [int(np.frombuffer(each, np.int64)[0]) for each in told]
+        check_lengths(counts, most)
+        return self._hear_bytes(body, counts)
+
+    def _hear_bytes(self, body: bytes, counts: Sequence[int]) -> list[bytes]:
+        """Everybody's bytes, of which each has told the number."""
+        mine, theirs = np.frombuffer(body, np.uint8), [np.empty(count, np.uint8) for count in counts]
+        others = [r for r in range(self.size) if r != self.rank]
+        requests = [self.comm.Irecv(theirs[r], self.among[r], self._tag) for r in others]
+        requests += [self.comm.Isend(mine, self.among[r], self._tag) for r in others]
+        self.wait(_All(requests), (mine, theirs))
+        return [body if r == self.rank else each.tobytes() for r, each in enumerate(theirs)]
+
+
+class _All:
+    """Requests, for whoever waits for all of them."""
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        self._requests = requests
+
+    def Test(self) -> bool:
+        """Whether all are done; raises what one of them has met."""
+        self._requests = [request for request in self._requests if not request.Test()]
+        return not self._requests
+
+
 def introduce(comm: BoundedComm) -> None:
     """Tell each other who the processes are; collective."""
     found = zip(comm.world, allgather(comm, own(), JobProcess), strict=True)
@@ -126,22 +193,3 @@ def duplicate(comm: MPI.Intracomm, rendezvous: Rendezvous, begun: BegunDup | Non
         begun: the duplicate and its request, where that was begun before.
     """
     return BoundedComm(comm, rendezvous).Dup(begun)
-
-
-def meet(private: MPI.Intracomm, ranks: list[int], rendezvous: Rendezvous, tag: int) -> None:
-    """Return when all of ``ranks``, this one among them, have come; the others of the communicator take no part.
-
-    Everybody hears from everybody, so that each knows who is missing.
-
-    Args:
-        private: has no other messages between these ranks now.
-        tag: tells apart what the same ranks do in several threads, or begin in other orders.
-    """
-    tag %= TAGS
-    comm = BoundedComm(private, rendezvous, among=ranks)
-    comm.come()
-    others, kept = [r for r in ranks if r != comm.rank], np.zeros((len(ranks), 2), np.uint8)
-    requests = [comm.comm.Irecv(kept[i, :1], r, tag) for i, r in enumerate(others)]
-    requests += [comm.comm.Isend(kept[i, 1:], r, tag) for i, r in enumerate(others)]
-    for request, r in zip(requests, others * 2, strict=True):
-        comm.wait(request, (requests, kept), peers=[r])

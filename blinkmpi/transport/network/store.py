@@ -109,7 +109,7 @@ class StoreComm(Bounded):
     unseen = ("has not come to the store", "have not come to the store")
 
     def __init__(self, store: Store, rank: int, size: int, rendezvous: Rendezvous, *, name: str = "") -> None:
-        super().__init__(rank, size, rendezvous, "not introduced yet")
+        super().__init__(rank, rendezvous, "not introduced yet", range(size))
         self._store, self._space = store, "/".join(filter(None, ("blinkmpi", name, str(size))))
         self._number = 0  # of this communicator, among those of its size
         self._known: dict[int, JobProcess] = {}
