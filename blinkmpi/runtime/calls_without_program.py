@@ -60,7 +60,7 @@ class EntryCall:
     def completed(self) -> None:
         """Count the call."""
         said = self.announcement
-        text = said.text if isinstance(said, Called) else said.collective if isinstance(said, Delegated) else ""
+        text = said.words if isinstance(said, Called) else said.collective if isinstance(said, Delegated) else ""
         if text and self.nbytes >= 0:
             self.host.recorder.completed(text, self.protocol, self.nbytes, self.seq, self.began_ns)
 

@@ -13,6 +13,7 @@ from mpi4py.MPI import Intracomm
 
 from ..errors import BufferTypeError
 from ..program.call import Call
+from ..transport.announcement import COUNT, Called
 from . import arguments, block_arguments
 from .arguments import Prepared, Unsettled
 from .buffers import detached, hold, mpi_op
@@ -80,8 +81,14 @@ class Invocation:
 
 @lru_cache(maxsize=4096)
 def describe(call: Call) -> str:
-    """A call as people read it, and as ranks compare it."""
+    """A call as people read it."""
     return call.text
+
+
+def announced(call: Call) -> Called:
+    """A call as ranks compare it, with its count apart from the rest, if it has one."""
+    one = call.even and bool(call.dtype) and not call.name
+    return Called(call.text_with(COUNT), call.counts[0]) if one else Called(describe(call))
 
 
 def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:

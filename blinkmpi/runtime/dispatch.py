@@ -40,7 +40,7 @@ from .buffers import DelegatedOp, DelegatedToMPI
 from .call_keys import KeptMemory, OwnMemory, key_of, own_bytes, signature_of
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
 from .children import Child
-from .collectives import CollectiveMethod, Invocation, describe
+from .collectives import CollectiveMethod, Invocation, announced, describe
 from .context import Context
 from .cuda.buffers import stream_address, tensor_types
 from .delegation import told
@@ -50,7 +50,7 @@ from .grouping.group import Groups
 from .process_exit import end_with_process, in_child
 from .ranks.interface import NO_MPI, Ranks
 from .requests import HostRequest, Persistent, ProgressThread
-from .settling import DelegatedByPeer, bind_blocks, bind_kind, exchange, persist, settled, settled_alone
+from .settling import DelegatedByPeer, alike_by_count, bind_blocks, bind_counts, bind_kind, exchange, persist, settled, settled_alone
 
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ..transport.host.pending_calls import Settle, ToSettle
     from .cuda.calls import CudaCalls
 
-KINDS_TRIED = 8  # times that calls of blocks are offered to C in vain
+KINDS_TRIED = 8  # times that calls of other lengths are offered to C in vain
 BOUND_CALLS = PROGRAMS = 8192  # calls that are kept to be made again; programs, for other buffers
 Args = tuple[Any, ...]
 
@@ -78,7 +78,7 @@ class Dispatcher:
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)  # those that C does not keep
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
         self.block_calls: LRU[tuple[BlockMoves, bool], BlockCall] = LRU(PROGRAMS)  # for whatever buffers
-        self.kinds: Counter[str] = Counter()  # of calls of blocks, and how often they were offered to C in vain
+        self.kinds: Counter[tuple[str, bool, Rule | None]] = Counter()  # of calls, and how often they came here
         self.kept, self.own = KeptMemory(), OwnMemory()
         self.thread, self.groups = ProgressThread(), Groups(self)
         self.cuda: CudaCalls | None = None
@@ -263,11 +263,17 @@ class Dispatcher:
 
     def _end(self, left: ToSettle) -> BaseException | None:
         own = () if left.timeout_s is None else (left.timeout_s,)
+        host = left.bound if isinstance(left.bound, HostCall) else None
         try:
             self.check_alive()
+            if host is not None:
+                host.made = Invocation(left.method, left.args)
             self._run(partial(left.bound.go_on, left.seq, left.status, *own), left.method, left.args, left.timeout_s)
         except BaseException as error:
             return error
+        finally:
+            if host is not None:
+                host.made = None
         return None
 
     def drain(self) -> None:
@@ -345,6 +351,7 @@ class Dispatcher:
         bound = self._bind_host(ready, invocation, self.context.timeout_s, blocking=False, owns=False)
         kept = isinstance(bound, HostCall) and self._known_to_c(bound, invocation, pending=True)
         if kept:
+            self._kind_known_to_c(ready, invocation, pending=True)
             repeated.open()
         return kept
 
@@ -384,8 +391,7 @@ class Dispatcher:
         else:
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=not repeats)
             if isinstance(bound, HostCall) and repeats and self._known_to_c(bound, invocation):
-                if isinstance(ready, InBlocks):
-                    self._kind_known_to_c(ready, invocation)
+                self._kind_known_to_c(ready, invocation)
                 return bound
             if isinstance(ready, InBlocks) and isinstance(bound, HostCall) and key is None:
                 self.block_calls.put((ready.moves, False), cast("BlockCall", bound))
@@ -401,14 +407,29 @@ class Dispatcher:
             self.repeated.read_tensors(tensors, getattr(tensors[0], EXCHANGE, None))
         return self.repeated.keep(bound, invocation.method, invocation.args, pending=pending)
 
-    def _kind_known_to_c(self, ready: InBlocks, invocation: Invocation) -> None:
+    def _kind_known_to_c(
+        self, ready: Prepared | InBlocks | Exception, invocation: Invocation, *, pending: bool = False
+    ) -> None:
         """Let C make calls by itself from now on that differ in lengths, if it can; in vain a few times, no more."""
-        host, buffer = self.host, ready.recv if ready.send is None else ready.send
-        self.kinds[ready.moves.text] += 1
-        if host.recorder.ring is None and buffer is not None and self.kinds[ready.moves.text] <= KINDS_TRIED:
-            kind = bind_kind(self, ready, invocation.name, buffer.itemsize)
-            if self.repeated.keep_kind(kind, invocation.method, invocation.args, kind.address):
-                self.kinds[ready.moves.text] = 0
+        host, repeated = self.host, self.repeated
+        if host.recorder.ring is not None or host.messages is not None or isinstance(ready, Exception):
+            return
+        rule = None
+        if isinstance(ready, Prepared) and not alike_by_count(rule := self.program(ready.call, blocking=not pending)[0]):
+            return
+        name = (ready.moves.text if isinstance(ready, InBlocks) else announced(ready.call).text, pending, rule)
+        self.kinds[name] += 1
+        times, known = self.kinds[name], False
+        if isinstance(ready, InBlocks):
+            kind = bind_kind(self, ready, invocation.name) if times <= KINDS_TRIED else None
+            known = kind is not None and repeated.keep_kind(kind, invocation.method, invocation.args, pending=pending)
+        elif rule is not None and 1 < times <= KINDS_TRIED:  # the second count of a kind
+            counts = bind_counts(self, ready, rule, invocation.method.buffers.bit_count(), blocking=not pending)
+            known = counts is not None and repeated.keep_counts(
+                counts, invocation.method, invocation.args, pending=pending
+            )
+        if known:
+            self.kinds[name] = 0
 
     def _bind_host(
         self,
@@ -437,7 +458,7 @@ class Dispatcher:
             if isinstance(ready, InBlocks):
                 timeout_s = deadline if owns else self.context.timeout_s
                 return bind_blocks(self, ready, invocation.name, timeout_s, owns=owns)
-            rule, program = self._program(ready.call, blocking)
+            rule, program = self.program(ready.call, blocking=blocking)
         except NoRoom as full:
             if invocation.method.grouped or self.context.options.strict:
                 return RefusedCall(self.host, full, deadline)
@@ -446,7 +467,7 @@ class Dispatcher:
             return self._bind_host(delegated, invocation, deadline, blocking=blocking, owns=owns, begun=begun)
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
-        called = Called(ready.said or describe(ready.call))
+        called = Called(ready.said) if ready.said else announced(ready.call)
         owns = owns or not self.kept.may_have(own_bytes(ready, program))
         usual = self.context.timeout_s  # of a call that may be made again, which is told another one when it is run
         if program is not None:
@@ -459,7 +480,7 @@ class Dispatcher:
         held = invocation if owns else invocation.unowned()
         return MpiCall(self.context, held, called, deadline, again=self._next, nbytes=ready.call.nbytes)
 
-    def _program(self, call: Call, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
+    def program(self, call: Call, *, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
         """How to make a call, by the plan's table: its rule and its program.
 
         Without a program it is MPI's own; without a rule there is nothing to move.

@@ -12,17 +12,25 @@ import msgspec
 from ..util.together import Failure
 
 SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
+WORD = (1 << 64) - 1
 ON_GPU = " in GPU memory"  # ends the text of a call whose ranks wait for one another in kernels
+COUNT = "#"
 NUMBERS = 96  # that fit into a record, whatever they are: 9 bytes each
 
 
-class Called(msgspec.Struct, frozen=True, tag="call"):
-    """A collective of ours, in words that differ if the calls do."""
+class Called(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
+    """A collective of ours, in words that differ if the calls do; a ``count`` of its stands apart from them."""
 
-    text: str
+    text: str  # with COUNT for it
+    count: int | None = None
+
+    @property
+    def words(self) -> str:
+        """All in words."""
+        return self.text if self.count is None else self.text.replace(COUNT, str(self.count), 1)
 
     def __str__(self) -> str:
-        return short(self.text)
+        return short(self.words)
 
 
 class Delegated(msgspec.Struct, frozen=True, tag="mpi"):
@@ -66,10 +74,22 @@ _decoder: msgspec.msgpack.Decoder[Announcement] = msgspec.msgpack.Decoder(Announ
 def encode(announcement: Announcement, room: int) -> tuple[int, bytes]:
     """64 bits that differ if the announcements do, and what fits into ``room`` bytes of it."""
     body = msgspec.msgpack.encode(announcement)
-    fingerprint = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
+    if isinstance(announcement, Called) and announcement.count is not None:
+        form, _ = encode(Called(announcement.text), room)
+        fingerprint = with_count(form, announcement.count)
+    else:
+        fingerprint = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
     if len(body) > room:
         body = msgspec.msgpack.encode(_cut(announcement, room - 64))
     return fingerprint, body
+
+
+def with_count(form: int, count: int) -> int:
+    """The fingerprint of a call with this count, by that of what it announces else; count_kinds.h mixes them, too."""
+    mixed = form + (count + 1) * 0x9E3779B97F4A7C15 & WORD
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & WORD
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & WORD
+    return mixed ^ mixed >> 31
 
 
 def decode(body: bytes) -> Announcement | None:
@@ -95,7 +115,7 @@ def decode_failure(body: bytes) -> Failure:
 
 def _cut(announcement: Announcement, room: int) -> Announcement:
     if isinstance(announcement, Called):
-        return Called(_head(announcement.text, room))
+        return Called(_head(announcement.words, room))
     if isinstance(announcement, Failed):
         failure = announcement.failure
         return Failed(Failure(failure.name, _head(failure.message, room - len(failure.name))))

@@ -4,7 +4,7 @@
  * An entry of a kind is found by all that its calls are found by but these numbers and the lengths of their buffers. When it
  * is made, it is filled from the arguments of the call that Python has bound, and kept if that comes out as Python's table. */
 
-enum { OF_KIND = 2 }; /* in place of a stream: an entry of a kind */
+enum { OF_KIND = 2, PENDING_OF_KIND = 3 }; /* in place of a stream: an entry of a kind; one of non-blocking calls */
 enum { NO_BLOCK, ONE_BLOCK, EACH_A_BLOCK }; /* what an argument has: for the root or from it, or for all; for each rank */
 enum { TALLY_CALL, TALLY_TREE, TALLY_SLOTS, TALLY_CMA, TALLY_OUT, TALLY_WORDS = 3 }; /* then what comes in, by rank */
 
@@ -117,14 +117,20 @@ static int fill_kind(const kind_t *k, call_t *call, const arguments_t *r, const 
   return 1;
 }
 
-/* What a kind is found by. */
-static int key_of_kind(const call_key_t *key, call_key_t *kind) {
-  if (key->stream || key->arrays) return 0;
+/* What a kind is found by: of the first two arguments no length and no number, but for one that is an argument itself (a root). */
+static int key_of_kind(const call_key_t *key, call_key_t *kind, int pending) {
+  if (key->arrays) return 0;
   memcpy(kind, key, offsetof(call_key_t, arguments) + (size_t)key->count * sizeof *key->arguments);
-  kind->stream = OF_KIND;
-  const argument_t *const others = key->count >= 2 ? behind(behind(key->arguments)) : key->arguments; /* root, counts */
-  for (argument_t *a = kind->arguments; a - kind->arguments < others - key->arguments; a++)
-    if (a->flags == A_NUMBER || (a->flags >= 0 && a->object) || a->flags == A_MEMORY || a->flags == A_WRITABLE_MEMORY) a->elements = 0;
+  kind->stream = pending ? PENDING_OF_KIND : OF_KIND;
+  const argument_t *const end = key->arguments + key->count, *a = key->arguments;
+  for (int i = 0; i < 2 && a < end; i++) {
+    const argument_t *const next = behind(a);
+    for (const argument_t *b = a; b < next && a->flags != A_NUMBER; b++) {
+      const int buffer = (b->flags >= 0 && b->object) || b->flags <= -TENSORS || b->flags == A_MEMORY || b->flags == A_WRITABLE_MEMORY;
+      if (b->flags == A_NUMBER || buffer) kind->arguments[b - key->arguments].elements = 0;
+    }
+    a = next;
+  }
   return 1;
 }
 

@@ -17,6 +17,8 @@ from ..interface import Resumable
 from .native import Native
 
 if TYPE_CHECKING:
+    from .block_call import BlockKind
+    from .count_kind import CountKind
     from .host_call import HostCall
     from .pending_calls import PendingCalls, Settle
 
@@ -52,6 +54,7 @@ class RepeatedCalls:
         self._find: Callable[..., HostCall | None] = _none
         self._keep: Callable[..., bool] | None = None
         self._keep_kind: Callable[..., bool] | None = None
+        self._keep_counts: Callable[..., bool] | None = None
         self._keep_group: Callable[..., None] | None = None
         self._forget: Callable[[], None] | None = None
         self._keep_launch: Callable[..., bool] | None = None
@@ -70,8 +73,8 @@ class RepeatedCalls:
             told_by = np.ndarray, np.integer, MPI.Datatype, MPI.Op, MPI.IN_PLACE
             at, *functions = native.repeated((*told_by, MPI._sizeof(MPI.Datatype), most))
             (
-                self.again, self._find, self._keep, self._keep_kind, self._keep_group, self._keep_launch, self._aim,
-                self._read_tensors, self._last, self._forget, self._kept, self._serve,
+                self.again, self._find, self._keep, self._keep_kind, self._keep_counts, self._keep_group,
+                self._keep_launch, self._aim, self._read_tensors, self._last, self._forget, self._kept, self._serve,
             ) = functions  # fmt: skip
             self._shared = _Shared.from_address(at)  # which lives as long as the functions do
             self._known = self.again
@@ -184,15 +187,17 @@ class RepeatedCalls:
         at, rows = call.addresses
         return self._keep(call, at, rows if call.alone else 0, method, arguments, pending)
 
-    def keep_kind(self, call: HostCall, method: object, arguments: tuple[Any, ...], kind: int) -> bool:
-        """Make calls of blocks known that differ from one in lengths and places alone; whether they are.
-
-        Args:
-            kind: the address of its KindStruct.
-        """
+    def keep_kind(self, call: BlockKind, method: object, arguments: tuple[Any, ...], *, pending: bool = False) -> bool:
+        """Make calls of blocks known that differ from one in lengths and places alone; whether they are."""
         if self._keep_kind is None or not call.alone:
             return False
-        return self._keep_kind(call, *call.addresses, method, arguments, kind)
+        return self._keep_kind(call, *call.addresses, method, arguments, call.address, pending)
+
+    def keep_counts(self, call: CountKind, method: object, arguments: tuple[Any, ...], *, pending: bool = False) -> bool:
+        """Make calls known that differ from one in their counts alone; whether they are."""
+        if self._keep_counts is None or not call.alone:
+            return False
+        return self._keep_counts(call, *call.addresses, method, arguments, call.address, pending)
 
     def read_tensors(self, types: tuple[Any, ...], exchange: Any) -> None:
         """Read torch's tensors in host memory by their exchange of DLPack's; None if they have none.

@@ -4,7 +4,7 @@
  * it is found by, so that no other object can take their place, and nothing of the user's buffers: each time the words of
  * its call_t that are addresses of theirs are aimed at those of the call. Calls that are put on a stream (launches.h) are
  * aimed there. The entry that was used least recently goes when there are too many. Non-blocking calls (pending_calls.h) have
- * entries of their own, and so have calls of blocks of whatever lengths (block_kinds.h). */
+ * entries of their own, and so have calls of blocks of whatever lengths (block_kinds.h), and of other counts (count_kinds.h). */
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <Python.h>
@@ -38,6 +38,7 @@ typedef struct entry {
   int64_t aims;
   aim_t *aim;
   const struct kind *kind; /* of one for calls of blocks of whatever lengths */
+  struct count_kind *counts; /* of one for calls in one shot of whatever counts */
   int64_t users;   /* the table, and non-blocking calls under way */
   char *at[MOST_BUFFERS]; /* at what it is aimed */
   call_key_t key;  /* its objects are kept; it ends with the arguments that it has */
@@ -238,15 +239,19 @@ static PyObject *run_entry(repeated_t *t, entry_t *e, int64_t timeout_ns) {
   return Py_BuildValue("(NKi)", bound, (unsigned long long)seq, state);
 }
 
-#include "pending_calls.h"
 #include "block_kinds.h"
+#include "count_kinds.h"
 
-/* The entry of a kind, filled from the arguments of one of its calls; NULL if there is none, or these are Python's to read. */
-static entry_t *kind_of(repeated_t *t, const arguments_t *r) {
+/* The entry of a kind, filled from the arguments of one of its calls; NULL if there is none, if one of its calls is under way, or if
+ * these are Python's to read. */
+static entry_t *kind_of(repeated_t *t, const arguments_t *r, int pending) {
   call_key_t key;
-  entry_t *const e = t->kinds && key_of_kind(&r->key, &key) ? entry_of(t, &key, hash_of(&key)) : NULL;
-  return e && fill_kind(e->kind, e->call, r, &t->types) ? e : NULL;
+  entry_t *const e = t->kinds && key_of_kind(&r->key, &key, pending) ? entry_of(t, &key, hash_of(&key)) : NULL;
+  if (!e || e->users > 1) return NULL;
+  return (e->kind ? fill_kind(e->kind, e->call, r, &t->types) : fill_counts(e->counts, e->call, r, &t->types)) ? e : NULL;
 }
+
+#include "pending_calls.h"
 
 /* (method, arguments, stream): True if the call was found and made; False if it is not known here; else (bound, number,
  * status): it was begun, and this is how far it came. A fourth argument, True, says that the caller keeps operands on a GPU
@@ -266,7 +271,7 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   const int open = t->open == OPEN;
   if (timeout_ns < 0 || !(open || t->open_gpu) || !read_arguments(&r, &t->types, &t->gpu, given[0], given[1], given[2])) Py_RETURN_FALSE;
   entry_t *e = entry_of(t, &r.key, hash_of(&r.key));
-  if (!e && t->open == OPEN) e = kind_of(t, &r);
+  if (!e && t->open == OPEN) e = kind_of(t, &r, 0);
   PyObject *made = Py_False;
   if (e && e->launch && t->open_gpu && !timeout_ns) {
     made = launch_again(&t->gpu, &t->seq, e->bound, e->launch, r.arrays, (int)r.key.arrays, n >= 4 && given[3] == Py_True ? NULL : given[1]);
@@ -320,11 +325,11 @@ static PyObject *keep_call(PyObject *self, PyObject *const *given, Py_ssize_t n)
   return PyBool_FromLong(host);
 }
 
-/* (bound, address of its call_t, address of its rows, method, arguments, address of its kind_t): calls of blocks of whatever
- * lengths, to be found from now on; whether they will be. The table of the call is that of these arguments. */
+/* (bound, address of its call_t, address of its rows, method, arguments, address of its kind_t, whether they do not block): calls of
+ * blocks of whatever lengths, to be found from now on; whether they will be. The table of the call is that of these arguments. */
 static PyObject *keep_kind(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   repeated_t *const t = table_of(self);
-  if (!t || n != 6 || !PyTuple_CheckExact(given[4])) return PyErr_Format(PyExc_TypeError, "expected six arguments");
+  if (!t || n != 7 || !PyTuple_CheckExact(given[4])) return PyErr_Format(PyExc_TypeError, "expected seven arguments");
   entry_t made = {.bound = given[0], .call = PyLong_AsVoidPtr(given[1]), .rows = PyLong_AsVoidPtr(given[2]), .kind = PyLong_AsVoidPtr(given[5])};
   if (PyErr_Occurred()) return NULL;
   arguments_t r;
@@ -333,9 +338,28 @@ static PyObject *keep_kind(PyObject *self, PyObject *const *given, Py_ssize_t n)
   const size_t bytes = (size_t)made.call->n * sizeof(block_t);
   block_t *const table = PyMem_Malloc(bytes);
   if (table) memcpy(table, made.call->blocks->each, bytes);
-  int known = table && key_of_kind(&r.key, &key) && fill_kind(made.kind, made.call, &r, &t->types) && same_blocks(table, made.call);
+  int known = table && key_of_kind(&r.key, &key, given[6] == Py_True) && fill_kind(made.kind, made.call, &r, &t->types) && same_blocks(table, made.call);
   PyMem_Free(table);
   known = known && put(t, &key, made);
+  t->kinds += known;
+  let_go(&r);
+  if (PyErr_Occurred()) return NULL;
+  return PyBool_FromLong(known);
+}
+
+/* (bound, address of its call_t, address of its rows, method, arguments, address of its count_kind_t, whether they do not block): calls
+ * of other counts, to be found from now on; whether they will be. The call is that of these arguments. */
+static PyObject *keep_counts(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+  repeated_t *const t = table_of(self);
+  if (!t || n != 7 || !PyTuple_CheckExact(given[4])) return PyErr_Format(PyExc_TypeError, "expected seven arguments");
+  entry_t made = {.bound = given[0], .call = PyLong_AsVoidPtr(given[1]), .rows = PyLong_AsVoidPtr(given[2]), .counts = PyLong_AsVoidPtr(given[5])};
+  if (PyErr_Occurred()) return NULL;
+  arguments_t r;
+  call_key_t key;
+  if (!read_arguments(&r, &t->types, &t->gpu, given[3], given[4], Py_None)) Py_RETURN_FALSE;
+  int known = key_of_kind(&r.key, &key, given[6] == Py_True) && learn_counts(made.counts, made.call, &r, &t->types) && learn_aims(&made, &r);
+  for (int64_t i = 0; known && i < made.aims; i++) known = !made.aim[i].offset;
+  if (!known || !put(t, &key, made)) known = 0, PyMem_Free(made.aim);
   t->kinds += known;
   let_go(&r);
   if (PyErr_Occurred()) return NULL;
@@ -425,6 +449,7 @@ static PyMethodDef functions[] = {
   {"find_call", (PyCFunction)(void (*)(void))find_call, METH_FASTCALL, "Find a call that was made before."},
   {"keep_call", (PyCFunction)(void (*)(void))keep_call, METH_FASTCALL, "Keep a call to be made again."},
   {"keep_kind", (PyCFunction)(void (*)(void))keep_kind, METH_FASTCALL, "Keep a call of blocks of whatever lengths."},
+  {"keep_counts", (PyCFunction)(void (*)(void))keep_counts, METH_FASTCALL, "Keep calls of whatever counts."},
   {"keep_group", (PyCFunction)(void (*)(void))keep_group, METH_FASTCALL, "Keep a group of calls to be made again."},
   {"keep_launch", (PyCFunction)(void (*)(void))keep_launch, METH_FASTCALL, "Keep a call on a stream to be made again."},
   {"aim_launches", (PyCFunction)(void (*)(void))aim_launches, METH_FASTCALL, "Say what calls on streams need."},

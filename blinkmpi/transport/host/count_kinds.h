@@ -1,0 +1,76 @@
+/* Calls in one shot that were made before with other counts: each word of such a call that depends on the count c is
+ * A + B * c + S * (bytes of a slot), and a slot is the c elements in whole lines. count_kind.py finds A, B and S.
+ *
+ * An entry of a kind is found by all that its calls are found by but the counts and the lengths of their buffers. */
+
+enum { LINE_BYTES = 64 };
+enum { TARGET, CONSTANT, TIMES_COUNT, TIMES_SLOT, AFFINE_WORDS }; /* of a word that depends on the count */
+
+typedef struct count_kind { /* what Python says of it; count_kind.py mirrors it */
+  int64_t item, width;      /* bytes of an element of a buffer, and of one in a slot */
+  int64_t buffers;          /* arguments that are buffers: the first one or two */
+  int64_t least, most;      /* counts */
+  int64_t words, *word;
+  uint64_t form;            /* of the announcement without its count */
+  int64_t count;            /* of the last call, or of the one that the kind was made of */
+  int64_t each[2];          /* elements of each argument for each of the count; this is C's to find */
+} count_kind_t;
+
+/* A fingerprint of an announcement with this count; as announcement.py's. */
+static uint64_t with_count(uint64_t form, int64_t count) {
+  uint64_t z = form + ((uint64_t)count + 1) * 0x9E3779B97F4A7C15u;
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+  return z ^ z >> 31;
+}
+
+/* The elements of both arguments; 0 if their forms are Python's to read. */
+static int elements_of_sides(const count_kind_t *k, const call_t *call, const arguments_t *r, const types_t *types, int64_t *elements) {
+  int64_t buffer = 0;
+  const argument_t *a = r->key.arguments;
+  elements[1] = 0;
+  for (int64_t i = 0; i < k->buffers; i++, a = behind(a)) {
+    side_t s;
+    if (a == r->key.arguments + r->key.count || !read_side(r, types, a, &buffer, call->n, &s) || s.how == EACH_A_BLOCK) return 0;
+    elements[i] = 0;
+    if (s.how == NO_BLOCK) continue;
+    const int64_t whole = s.nbytes / k->item;
+    if (s.displs && s.displs->elements) return 0;
+    if (!s.counts && whole * k->item != s.nbytes) return 0;
+    elements[i] = s.counts ? s.counts->elements : whole;
+    if (elements[i] <= 0 || elements[i] > whole) return 0;
+  }
+  for (size_t i = 0; i < sizeof r->key.apart / sizeof *r->key.apart; i++)
+    if (r->key.apart[i]) return 0;
+  return buffer == r->buffered;
+}
+
+/* Make the call of these arguments of one; 0 if they are Python's to check. */
+static int fill_counts(count_kind_t *k, call_t *call, const arguments_t *r, const types_t *types) {
+  int64_t elements[2], count = 0;
+  if (!elements_of_sides(k, call, r, types, elements)) return 0;
+  for (int i = 0; i < 2; i++)
+    if (k->each[i]) count = elements[i] / k->each[i];
+  if (count < k->least || count > k->most) return 0;
+  for (int i = 0; i < 2; i++)
+    if (elements[i] != count * k->each[i]) return 0;
+  if (count == k->count) return 1;
+  const int64_t slot = (count * k->width + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+  for (const int64_t *w = k->word; w < k->word + AFFINE_WORDS * k->words; w += AFFINE_WORDS)
+    *(int64_t *)w[TARGET] = w[CONSTANT] + w[TIMES_COUNT] * count + w[TIMES_SLOT] * slot;
+  call->print = with_count(k->form, count);
+  for (int i = 0; i < 8; i++) call->body[call->body_bytes - 1 - i] = (char)((uint64_t)count >> 8 * i);
+  k->count = count;
+  return 1;
+}
+
+/* Find how many elements the arguments have for each of the count, which is that of the call that they are of. */
+static int learn_counts(count_kind_t *k, const call_t *call, const arguments_t *r, const types_t *types) {
+  int64_t elements[2];
+  if (k->count < 1 || !elements_of_sides(k, call, r, types, elements)) return 0;
+  for (int i = 0; i < 2; i++) {
+    if (elements[i] % k->count) return 0;
+    k->each[i] = elements[i] / k->count;
+  }
+  return k->each[0] || k->each[1];
+}
