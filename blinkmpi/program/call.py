@@ -45,7 +45,7 @@ class Call(Value, frozen=True):
     @property
     def text(self) -> str:
         """The call as people read it."""
-        return self.text_with(self.counts[0] if self.even else list(self.counts))
+        return self.text_with(self.counts[0] if len(self.counts) == 1 or self.even else list(self.counts))
 
     def text_with(self, count: object) -> str:
         """The same with something else in place of the counts."""

@@ -13,6 +13,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from ..errors import PlanError
 from ..trees.tree import Edge, Packing, Tree
@@ -69,14 +70,43 @@ def spans(count: int, weights: Sequence[Fraction], align: int) -> list[tuple[int
     [(0, 32), (32, 68)]
     """
     total = sum(weights, Fraction(0))
-    borders = [0]
-    done = Fraction(0)
-    for weight in weights[:-1]:
-        done += weight
-        border = int(done / total * count)
-        borders.append(max(borders[-1], border // align * align if count >= align * len(weights) else border))
-    borders.append(count)
+    done = itertools.accumulate(weights[:-1])
+    borders = [0, *(border(part / total, len(weights), count, align) for part in done), count]
     return [(a, b - a) for a, b in itertools.pairwise(borders)]
+
+
+class Cut(NamedTuple):
+    """A tree's part of its block, from ``first`` to ``end``, and how many trees share that block."""
+
+    trees: int
+    first: Fraction
+    end: Fraction
+
+
+def cuts(packing: Packing, call: Call) -> dict[int, Cut]:
+    """Each tree's part of its block; one that is not named has all of it."""
+    groups: list[list[tuple[int, Tree]]]
+    if call.collective == "alltoall":
+        groups = list(_ways(packing).values())
+    else:
+        groups = [] if call.collective in ("scan", "exscan") else [trees for _, trees in _jobs(packing, call)]
+    found = {}
+    for trees in groups:
+        total, done = sum((tree.weight for _, tree in trees), Fraction(0)), Fraction(0)
+        for number, tree in trees:
+            found[number] = Cut(len(trees), done / total, (done + tree.weight) / total)
+            done += tree.weight
+    return found
+
+
+def border(part: Fraction, trees: int, count: int, align: int) -> int:
+    """Where a part of a block ends that so many trees share.
+
+    >>> border(Fraction(1, 3), 2, 100, 16)
+    32
+    """
+    at = part.numerator * count // part.denominator
+    return at // align * align if count >= align * trees else at
 
 
 def align_of(call: Call) -> int:
@@ -125,6 +155,14 @@ def _jobs(packing: Packing, call: Call) -> list[tuple[int, list[tuple[int, Tree]
     return jobs
 
 
+def _ways(packing: Packing) -> dict[tuple[int, int], list[tuple[int, Tree]]]:
+    """The trees, with their numbers, that lead from each rank to each."""
+    ways: dict[tuple[int, int], list[tuple[int, Tree]]] = defaultdict(list)
+    for number, tree in enumerate(packing.trees):
+        ways[tree.root, tree.edges[-1].dst if tree.edges else tree.root].append((number, tree))
+    return ways
+
+
 class _Builder:
     """Collects channels and stages."""
 
@@ -153,9 +191,7 @@ class _Builder:
 
     def alltoall(self, packing: Packing) -> None:
         """Every rank's blocks along its paths to the others."""
-        ways: dict[tuple[int, int], list[tuple[int, Tree]]] = defaultdict(list)
-        for number, tree in enumerate(packing.trees):
-            ways[tree.root, tree.edges[-1].dst if tree.edges else tree.root].append((number, tree))
+        ways = _ways(packing)
         for turn, source in itertools.product(range(1, self.call.n + 1), range(self.call.n)):
             target = (source + turn) % self.call.n
             read, store, count = self.call.piece(source, target)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
@@ -47,10 +46,11 @@ from .delegation import told
 from .entering import enter
 from .foreign import EXCHANGE
 from .grouping.group import Groups
+from .other_lengths import Kinds, bind_blocks
 from .process_exit import end_with_process, in_child
 from .ranks.interface import NO_MPI, Ranks
 from .requests import HostRequest, Persistent, ProgressThread
-from .settling import DelegatedByPeer, alike_by_count, bind_blocks, bind_counts, bind_kind, exchange, persist, settled, settled_alone
+from .settling import DelegatedByPeer, exchange, persist, settled, settled_alone
 
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from ..transport.host.pending_calls import Settle, ToSettle
     from .cuda.calls import CudaCalls
 
-KINDS_TRIED = 8  # times that calls of other lengths are offered to C in vain
 BOUND_CALLS = PROGRAMS = 8192  # calls that are kept to be made again; programs, for other buffers
 Args = tuple[Any, ...]
 
@@ -78,7 +77,7 @@ class Dispatcher:
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)  # those that C does not keep
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
         self.block_calls: LRU[tuple[BlockMoves, bool], BlockCall] = LRU(PROGRAMS)  # for whatever buffers
-        self.kinds: Counter[tuple[str, bool, Rule | None]] = Counter()  # of calls, and how often they came here
+        self.kinds = Kinds(self)
         self.kept, self.own = KeptMemory(), OwnMemory()
         self.thread, self.groups = ProgressThread(), Groups(self)
         self.cuda: CudaCalls | None = None
@@ -351,7 +350,7 @@ class Dispatcher:
         bound = self._bind_host(ready, invocation, self.context.timeout_s, blocking=False, owns=False)
         kept = isinstance(bound, HostCall) and self._known_to_c(bound, invocation, pending=True)
         if kept:
-            self._kind_known_to_c(ready, invocation, pending=True)
+            self.kinds.offer(ready, invocation, pending=True)
             repeated.open()
         return kept
 
@@ -391,7 +390,7 @@ class Dispatcher:
         else:
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=not repeats)
             if isinstance(bound, HostCall) and repeats and self._known_to_c(bound, invocation):
-                self._kind_known_to_c(ready, invocation)
+                self.kinds.offer(ready, invocation, pending=False)
                 return bound
             if isinstance(ready, InBlocks) and isinstance(bound, HostCall) and key is None:
                 self.block_calls.put((ready.moves, False), cast("BlockCall", bound))
@@ -406,30 +405,6 @@ class Dispatcher:
         if tensors := tensor_types():
             self.repeated.read_tensors(tensors, getattr(tensors[0], EXCHANGE, None))
         return self.repeated.keep(bound, invocation.method, invocation.args, pending=pending)
-
-    def _kind_known_to_c(
-        self, ready: Prepared | InBlocks | Exception, invocation: Invocation, *, pending: bool = False
-    ) -> None:
-        """Let C make calls by itself from now on that differ in lengths, if it can; in vain a few times, no more."""
-        host, repeated = self.host, self.repeated
-        if host.recorder.ring is not None or host.messages is not None or isinstance(ready, Exception):
-            return
-        rule = None
-        if isinstance(ready, Prepared) and not alike_by_count(rule := self.program(ready.call, blocking=not pending)[0]):
-            return
-        name = (ready.moves.text if isinstance(ready, InBlocks) else announced(ready.call).text, pending, rule)
-        self.kinds[name] += 1
-        times, known = self.kinds[name], False
-        if isinstance(ready, InBlocks):
-            kind = bind_kind(self, ready, invocation.name) if times <= KINDS_TRIED else None
-            known = kind is not None and repeated.keep_kind(kind, invocation.method, invocation.args, pending=pending)
-        elif rule is not None and 1 < times <= KINDS_TRIED:  # the second count of a kind
-            counts = bind_counts(self, ready, rule, invocation.method.buffers.bit_count(), blocking=not pending)
-            known = counts is not None and repeated.keep_counts(
-                counts, invocation.method, invocation.args, pending=pending
-            )
-        if known:
-            self.kinds[name] = 0
 
     def _bind_host(
         self,

@@ -8,35 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from weakref import proxy
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec.structs import replace
-
-from ..errors import ArgumentError
 from ..planning.selection import parse_algo
 from ..transport.announcement import NUMBERS, ON_GPU, Called, Numbers
-from ..transport.host.host_call import HostBuffers
-from ..transport.host.traffic import BLOCKS
-from ..transport.host.shared_window import NoRoom
 from ..transport.interface import PeerDelegates, Refused
-from .arguments import InBlocks, Lengths, Prepared, Unsettled
+from .arguments import InBlocks, Prepared, Unsettled
 from .buffers import DelegatedToMPI
-from .calls_without_program import EntryCall, RefusedCall
-from .collectives import CollectiveMethod, Invocation, announced, describe
+from .calls_without_program import EntryCall
+from .collectives import CollectiveMethod, Invocation, describe
 from .cuda.buffers import lies_on_device
 from .requests import Persistent, persistent_on_host
 
 if TYPE_CHECKING:
-    from ..planning.plan import Rule
-    from ..program.call import Call
-    from ..program.ir import Program
-    from ..transport.host.block_call import BlockCall, BlockKind
-    from ..transport.host.count_kind import CountKind
     from .context import Context
     from .dispatch import Dispatcher
 
-MOST_BYTES = 1 << 20  # of calls in one shot that C makes by their counts
 T = TypeVar("T")
 
 
@@ -109,111 +96,6 @@ def _asked(algo: str, made: tuple[str, ...]) -> frozenset[str]:
     """The collectives for which a scheme or an algorithm was asked for."""
     named = parse_algo(algo).items()
     return frozenset(made) | {of for of, schemes in named if any(not scheme.startswith("^") for scheme in schemes)}
-
-
-def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, timeout_s: float, *, owns: bool) -> BlockCall:
-    """A call of blocks, which makes the ranks compare lengths where they differ.
-
-    One that C does not find again is found here by its blocks, and takes whatever buffers.
-    """
-    from ..transport.host.block_call import BlockCall
-
-    host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
-    known = dispatcher.block_calls.find((moves, owns))
-    if known is not None:
-        known.aim(buffers, timeout_s)
-        return known
-    program = host.load_blocks(moves)
-    dispatcher.context.say(lambda: f"{moves.text}: {program.said(BLOCKS)}", "INFO")
-    differ = partial(_differ, proxy(dispatcher), ready.lengths, moves.text, collective)
-    made = BlockCall(host, program, moves, buffers, timeout_s, owns=owns, differ=differ)
-    if owns:
-        dispatcher.block_calls.put((moves, owns), made)
-    return made
-
-
-def bind_kind(dispatcher: Dispatcher, ready: InBlocks, collective: str) -> BlockKind | None:
-    """What C makes calls of blocks by that differ from this one in lengths and places alone."""
-    from ..transport.host.block_call import BlockKind
-
-    buffer = ready.recv if ready.send is None else ready.send
-    if buffer is None:
-        return None
-    host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
-    own = proxy(dispatcher)
-
-    def differ(made: Invocation, timeout_s: float) -> NoReturn:
-        again = own.prepare(made, timeout_s, None)
-        lengths = again.lengths if isinstance(again, InBlocks) else again.blocks.lengths
-        _differ(own, lengths, moves.text, collective, timeout_s)
-
-    timeout_s = dispatcher.context.timeout_s
-    return BlockKind(host, host.load_blocks(moves), moves, buffers, timeout_s, item=buffer.itemsize, differ=differ)
-
-
-def alike_by_count(rule: Rule | None) -> bool:
-    """Whether the programs of calls that take this row are alike but for their counts."""
-    return rule is not None and rule.protocol == "one_shot"
-
-
-def bind_counts(
-    dispatcher: Dispatcher, ready: Prepared, rule: Rule, arguments: int, *, blocking: bool
-) -> CountKind | None:
-    """What C makes calls in one shot by that differ from this one in their counts alone; None where it cannot.
-
-    Args:
-        rule: the row that the call takes.
-        arguments: how many buffers the call has.
-    """
-    from ..transport.host.count_kind import kind_of
-
-    context, host, called = dispatcher.context, dispatcher.host, announced(ready.call)
-    if called.count is None or ready.said or ready.final is not None or ready.before or ready.after:
-        return None
-
-    def of(count: int) -> Call:
-        return replace(ready.call, counts=(count,) * len(ready.call.counts))
-
-    def same(count: int) -> bool:
-        return context.rule(of(count), blocking=blocking) == rule
-
-    def make(count: int) -> Callable[[], Program]:
-        return context.maker(of(count), rule)
-
-    counts = _counts_of(rule, ready.call, context.plans.rules, same)
-    buffers, timeout_s = HostBuffers(ready.send, ready.recv), context.timeout_s
-    try:
-        return counts and kind_of(
-            host, make, rule.protocol, called, buffers, timeout_s, counts=counts, item=ready.call.itemsize,
-            arguments=arguments,
-        )  # fmt: skip
-    except NoRoom:
-        return None
-
-
-def _counts_of(
-    rule: Rule, call: Call, rules: Sequence[Rule], same: Callable[[int], bool]
-) -> tuple[int, int] | None:
-    """The least and the greatest count of calls that take this row, as far as can be said at once; None if it cannot."""
-    each = call.nbytes // call.counts[0]
-    longer = [r.min_bytes for r in rules if r.collective == rule.collective and r.min_bytes > call.nbytes]
-    least, most = max(1, -(-rule.min_bytes // each)), (min(longer, default=MOST_BYTES) - 1) // each
-    while most > call.counts[0] and not same(most):  # it does not fit, or calls of its length take another row
-        most = (most + call.counts[0]) // 2
-    return (least, most) if same(least) and same(most) else None
-
-
-def _differ(dispatcher: Dispatcher, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:
-    """Tell all lengths, and raise on the rank that expects others than it hears; the other ranks learn of it."""
-    host, rows = dispatcher.host, exchange(dispatcher, lengths.numbers, timeout_s, collective)
-    call: EntryCall = EntryCall(host, Called(text), timeout_s)
-    try:
-        lengths.compare(rows)
-    except ArgumentError as error:
-        call = RefusedCall(host, error, timeout_s)
-    dispatcher.seq += 1
-    call.run(dispatcher.seq)
-    raise AssertionError(f"{text}: C found that lengths differ, and they are {rows}")
 
 
 def _with_lengths(dispatcher: Dispatcher, ready: Unsettled, collective: str, timeout_s: float) -> Prepared | Exception:

@@ -1,123 +1,93 @@
-"""Calls in one shot whose counts differ: the count is an argument of one program, which C fills in (``count_kinds.h``).
+"""Calls that differ in their counts: the count is an argument of one program, which C fills in (``count_kinds.h``).
 
-In one shot every rank walks whole blocks, so each word of a call of ``c`` elements, of its rows and of what it counts,
-is ``A + B * c + S * slot``, and a slot is the ``c`` elements in whole lines. Three programs give A, B and S, and two
-more are compared with what follows from them.
+:mod:`...program.by_count` says how the stages depend on the count, and so how each word of a call does: of its rows,
+and of what it counts. C keeps these words as sums of a few values that it works out for each count.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...program.ir import Program
+from ...program.by_count import COUNT, SLOT, Border, ByCount, by_count, read, symbol
+from ...program.lower import Cut, align_of, border
 from ..announcement import Called, encode
 from ..control_pages import BODY, LINE
 from .host_call import HostBuffers, HostCall
-from .native import FIELDS, CallStruct
+from .host_program import resolve
+from .native import CallStruct
+from .native_rows import rows_of
+from .single_copy import exported_channels
+from .traffic import traffic_of
 
 if TYPE_CHECKING:
+    from .channel_layout import ChannelLayout
     from .host_program import HostProgram
     from .transport import HostTransport
 
 Words = NDArray[np.int64]
 LARGEST = 1 << 62  # a count that msgspec writes in eight bytes, as C does
-ADDRESSES = ("tally", "timing", "times", "sends")  # fields that hold the address of each program's own memory
-HELD = [name for name in FIELDS if name not in ADDRESSES]
 
 
 class CountStruct(ctypes.Structure):
     """``count_kind_t`` of count_kinds.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("item", "width", "buffers", "least", "most", "words", "word")),
+        *((name, ctypes.c_int64) for name in (
+            "item", "width", "buffers", "least", "most", "align", "chunk", "borders", "border", "lengths", "length",
+            "words", "word", "value",
+        )),
         ("form", ctypes.c_uint64), ("count", ctypes.c_int64), ("each", ctypes.c_int64 * 2),
     ]  # fmt: skip
-
-
-def affine(samples: Mapping[int, Words], width: int) -> Words | None:
-    """A row of (index, A, B, S) for each word that depends on the count; None if the samples are not so.
-
-    Args:
-        samples: five vectors of words by their counts, the first two of which need slots of as many lines.
-        width: bytes of an element in a slot.
-    """
-    (a, one), (b, two), (c, three), *others = samples.items()
-    if len({len(words) for words in samples.values()}) > 1:
-        return None
-
-    def slot(count: int) -> int:
-        return -(-count * width // LINE) * LINE
-
-    by_count = (two - one) // (b - a)
-    left, lines = three - one - by_count * (c - a), slot(c) - slot(a)
-    if slot(a) != slot(b) or lines == 0:
-        return None
-    by_slot = left // lines
-    constant = one - by_count * a - by_slot * slot(a)
-    for count, words in ((b, two), (c, three), *others):
-        if not (words == constant + by_count * count + by_slot * slot(count)).all():
-            return None
-    changes = np.flatnonzero(by_count | by_slot)
-    return np.stack([changes, constant[changes], by_count[changes], by_slot[changes]], axis=1)
-
-
-def five_counts(least: int, most: int, one: int, width: int) -> list[int]:
-    """Counts for :func:`affine`, ``one`` among them; none if there are too few."""
-    first = next((c for c in range(least, most) if c * width % LINE), most)  # it and the next fill as many lines
-    found = [*dict.fromkeys((first, first + 1, most, one, (least + most) // 2, most - 1, most - 2))]
-    return [count for count in found if least <= count <= most][:5] if first + 1 < most - 4 else []
-
-
-def words_of(program: HostProgram) -> Words:
-    """All words of a program that may depend on the count."""
-    held = [getattr(program.struct, name) for name in HELD]
-    return np.concatenate([program.rows, np.array(held, np.uint64).view(np.int64), program.tally.words])
-
-
-def places_of(call: CountKind) -> Words:
-    """Where they lie in a call."""
-    rows, tally = call.program.rows, call.program.tally.words
-    fields = [ctypes.addressof(call.struct) + getattr(CallStruct, name).offset for name in HELD]
-    spans = (array.ctypes.data + 8 * np.arange(len(array)) for array in (rows, tally))
-    first, last = spans
-    return np.concatenate([first, np.array(fields, np.int64), last])
 
 
 class CountKind(HostCall):
     """Calls that differ in their counts alone.
 
     Args:
-        make: what makes the program of a count whenever it is asked for.
+        load: gives the program of a count.
         called: the call that ``program`` and ``buffers`` are of.
-        table: :func:`affine` of the programs' words.
+        form: that program as a function of the count.
+        sums: the words that depend on it: where each lies, and what it is the sum of.
         counts: the least and the greatest.
-        item, width: bytes of an element of a buffer, and of one in a slot.
+        width: bytes of an element in a slot.
         arguments: how many buffers a call has.
     """
 
     def __init__(
-        self, transport: HostTransport, program: HostProgram, make: Callable[[int], Callable[[], Program]],
-        called: Called, buffers: HostBuffers, timeout_s: float, *, table: Words, counts: tuple[int, int], item: int,
-        width: int, arguments: int,
+        self, transport: HostTransport, program: HostProgram, load: Callable[[int], HostProgram],
+        called: Called, buffers: HostBuffers, timeout_s: float, *, form: ByCount, sums: Callable[[HostCall], Sums],
+        counts: tuple[int, int], width: int, arguments: int,
     ) -> None:  # fmt: skip
         super().__init__(transport, program, called, buffers, timeout_s, owns=False)
         assert called.count is not None
-        self._make, self._form = make, called.text
-        form, _ = encode(Called(called.text), BODY)
-        _, body = encode(Called(called.text, LARGEST), BODY)
-        self._body = np.frombuffer(body, np.uint8).copy()  # its last eight bytes are the count
-        self._body[-8:] = np.frombuffer(called.count.to_bytes(8, "big"), np.uint8)
-        self.struct.body, self.struct.body_bytes = self._body.ctypes.data, len(body)
-        self._table = table.copy()
-        self._table[:, 0] = places_of(self)[table[:, 0]]
+        self._load, self._text = load, called.text
+        self._keep_body(called.count)
+        fingerprint, _ = encode(Called(called.text), BODY)
+        borders = [(b.part.numerator, b.part.denominator, b.trees) for b in form.borders]
+        self._borders = np.array(borders, np.int64).reshape(-1, 3)
+        self._lengths = np.array(form.lengths, np.int64).reshape(-1, 2)
+        self._value = np.zeros(SLOT + 1 + len(borders) + len(form.lengths), np.int64)
+        words = [word for at, (rest, times) in sums(self).items() for word in (at, rest, len(times), *_pairs(times))]
+        self._words = np.array(words, np.int64)
+        addresses = (array.ctypes.data for array in (self._borders, self._lengths, self._words, self._value))
+        border_at, length_at, word_at, value_at = addresses
+        item, align = form.call.itemsize, align_of(form.call)
         self.kind = CountStruct(
-            item, width, arguments, *counts, len(table), self._table.ctypes.data, form, called.count
-        )
+            item, width, arguments, *counts, align, int(program.struct.chunk), len(borders), border_at,
+            len(form.lengths), length_at, len(words), word_at, value_at, fingerprint, called.count,
+        )  # fmt: skip
+
+    def _keep_body(self, count: int) -> None:
+        """Announce it from memory of its own, in which the last eight bytes are the count."""
+        _, body = encode(Called(self._text, LARGEST), BODY)
+        self._body = np.frombuffer(body[:-8] + count.to_bytes(8, "big"), np.uint8).copy()
+        self.struct.body, self.struct.body_bytes = self._body.ctypes.data, len(body)
 
     @property
     def address(self) -> int:
@@ -126,35 +96,79 @@ class CountKind(HostCall):
 
     def go_on(self, seq: int, status: int, timeout_s: float | None = None) -> None:
         """Complete a call that C has begun."""
-        if self.called.count != self.kind.count:
-            self.called = Called(self._form, int(self.kind.count))
+        count = int(self.kind.count)
+        if self.called.count != count:
+            self.called = Called(self._text, count)
             self.fingerprint, self.record = self.transport.records.encode(self.called)
-            self.program.make = self._make(int(self.kind.count))
+            same, self.program.through_slots = self._load(count), None
+            self.program.make, self.program.make_through_slots = same.make, same.make_through_slots
         super().go_on(seq, status, timeout_s)
 
 
+Sums = dict[int, tuple[int, dict[int, int]]]  # by address: what is no symbol, and how often each
+
+
+def _pairs(times: Mapping[int, int]) -> list[int]:
+    return [word for pair in times.items() for word in pair]
+
+
 def kind_of(
-    transport: HostTransport, make: Callable[[int], Callable[[], Program]], protocol: str, called: Called,
-    buffers: HostBuffers, timeout_s: float, *, counts: tuple[int, int], item: int, arguments: int,
+    transport: HostTransport, load: Callable[[int], HostProgram], called: Called, buffers: HostBuffers,
+    timeout_s: float, *, cuts: Mapping[int, Cut], counts: tuple[int, int], arguments: int,
 ) -> CountKind | None:  # fmt: skip
     """What C makes all calls by that differ from ``called`` in their counts alone; None if they differ in more.
+
+    Args:
+        load: gives the program of a count.
+        cuts: each tree's part of its block.
 
     Raises:
         NoRoom: if the window has no room for the longest.
     """
     assert called.count is not None
-    slots = [channel.wide for channel in make(called.count)().channels]
-    loaded = transport.load(make(called.count), protocol)
-    width = int(loaded.struct.acc if any(slots) else item)
-    wanted = five_counts(*counts, called.count, width)
-    alone = loaded.executor == "c" and loaded.struct.one_shot and not (loaded.cma or loaded.aside or len(loaded.sends))
-    if not (wanted and alone and len(set(slots)) < 2 and transport.by_c_alone(loaded)):
+    count, window, loaded = called.count, transport.window, load(called.count)
+    if loaded.executor != "c" or loaded.aside or len(loaded.sends) or not transport.by_c_alone(loaded):
         return None
-    samples = {c: words_of(loaded if c == called.count else transport.load(make(c), protocol)) for c in wanted}
-    table = affine(samples, width)
-    if table is None:
+    if loaded.struct.one_shot and counts[1] > count:
+        load(counts[1])  # which takes the room of all
+    resolved = resolve(loaded.make(), window, transport.native, cma=loaded.cma)
+    call = resolved.program.call
+
+    def value(of: Border) -> int:
+        return border(of.part, of.trees, count, align_of(call))
+
+    form = by_count(resolved.program, cuts, value)
+    wide = {channel.wide for channel in resolved.program.channels}
+    width = int(loaded.struct.acc if True in wide else loaded.struct.item)
+    slot = -(-count * width // LINE) * LINE
+    if form is None or resolved.after or (form.one_shot and len(wide) > 1):
         return None
+    layout = _in_slots(resolved.layout, form, window.one_shot, slot) if form.one_shot else resolved.layout
+    exported = exported_channels(form) if resolved.exported else {}
+    rows = rows_of(form, layout, window, exported, call.itemsize, {})
+    done_by = [*zip(rows.stages, rows.waits, strict=True)]
+    moved = traffic_of(resolved.part, form, transport.rank, exported, done_by).moved
+
+    def sums(bound: HostCall) -> Sums:
+        found = {loaded.rows.ctypes.data + 8 * i: read(word) for i, word in enumerate(rows.words)}
+        tally = loaded.tally.words.ctypes.data
+        found |= {tally + 8 * (3 * i + 1): read(nbytes) for i, (nbytes, _) in enumerate(moved.values())}
+        fields = [("chunk", count)] if form.whole else []
+        fields += [(name, getattr(bound.struct, name)) for name in ("send_bytes", "recv_bytes")]
+        for name, amount in fields:
+            at = ctypes.addressof(bound.struct) + getattr(CallStruct, name).offset
+            found[at] = 0, {COUNT: amount // count} if amount else {}
+        return {at: (rest, times) for at, (rest, times) in found.items() if times}
+
     return CountKind(
-        transport, loaded, make, called, buffers, timeout_s, table=table, counts=counts, item=item, width=width,
+        transport, loaded, load, called, buffers, timeout_s, form=form, sums=sums, counts=counts, width=width,
         arguments=arguments,
     )  # fmt: skip
+
+
+def _in_slots(layout: ChannelLayout, form: ByCount, begins: Callable[[int], int], slot: int) -> ChannelLayout:
+    """A layout in one shot, in which slots lie behind others of a symbol's bytes."""
+    found = copy.copy(layout)
+    starts = [begins(channel.writer) for channel in form.channels]
+    found.slots = [start + (at - start) // slot * symbol(SLOT) for start, at in zip(starts, layout.slots, strict=True)]
+    return found

@@ -1,16 +1,23 @@
-/* Calls in one shot that were made before with other counts: each word of such a call that depends on the count c is
- * A + B * c + S * (bytes of a slot), and a slot is the c elements in whole lines. count_kind.py finds A, B and S.
+/* Calls that were made before with other counts: each word of such a call that depends on the count is a sum of a few values,
+ * which follow from the count as program/by_count.py says. count_kind.py finds the sums.
  *
- * An entry of a kind is found by all that its calls are found by but the counts and the lengths of their buffers. */
+ * An entry of a kind is found by all that its calls are found by but the counts and the lengths of their buffers. There may be
+ * several of the same: for other counts, and for calls that are under way at the same time. */
 
-enum { LINE_BYTES = 64 };
-enum { TARGET, CONSTANT, TIMES_COUNT, TIMES_SLOT, AFFINE_WORDS }; /* of a word that depends on the count */
+enum { LINE_BYTES = 64, CHUNK_STEP = 64 };
+enum { OF_COUNT, OF_SLOT, FIRST_BORDER }; /* values */
+enum { NUMERATOR, DENOMINATOR, SHARED_BY, BORDER_WORDS };
+enum { SPAN_FIRST, SPAN_END, SPAN_WORDS };
+enum { TARGET, CONSTANT, TERMS, SUM_WORDS }; /* of a sum, before its (value, times) */
 
 typedef struct count_kind { /* what Python says of it; count_kind.py mirrors it */
   int64_t item, width;      /* bytes of an element of a buffer, and of one in a slot */
   int64_t buffers;          /* arguments that are buffers: the first one or two */
   int64_t least, most;      /* counts */
+  int64_t align, chunk;     /* elements between the places where spans may begin; of the largest chunk */
+  int64_t borders, *border, lengths, *length;
   int64_t words, *word;
+  int64_t *value;
   uint64_t form;            /* of the announcement without its count */
   int64_t count;            /* of the last call, or of the one that the kind was made of */
   int64_t each[2];          /* elements of each argument for each of the count; this is C's to find */
@@ -45,6 +52,40 @@ static int elements_of_sides(const count_kind_t *k, const call_t *call, const ar
   return buffer == r->buffered;
 }
 
+/* The values that follow from a count; see lower.border and ir.chunk_of. */
+static void find_values(const count_kind_t *k, int64_t count) {
+  int64_t *const v = k->value, *const chunk = v + FIRST_BORDER + k->borders;
+  int64_t longest = 1;
+  v[OF_COUNT] = count;
+  v[OF_SLOT] = (count * k->width + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+  for (int64_t i = 0; i < k->borders; i++) {
+    const int64_t *const b = k->border + BORDER_WORDS * i, unit = count >= k->align * b[SHARED_BY] ? k->align : 1;
+    v[FIRST_BORDER + i] = (int64_t)((__int128)count * b[NUMERATOR] / b[DENOMINATOR]) / unit * unit;
+  }
+  for (int64_t i = 0; i < k->lengths; i++) {
+    const int64_t *const span = k->length + SPAN_WORDS * i;
+    chunk[i] = v[span[SPAN_END]] - (span[SPAN_FIRST] < 0 ? 0 : v[span[SPAN_FIRST]]);
+    if (chunk[i] > longest) longest = chunk[i];
+  }
+  const int64_t steps = (longest + k->chunk - 1) / k->chunk;
+  for (int64_t i = 0; i < k->lengths; i++) {
+    const int64_t share = (chunk[i] + steps - 1) / steps, whole = ((share > 1 ? share : 1) + CHUNK_STEP - 1) / CHUNK_STEP * CHUNK_STEP;
+    chunk[i] = whole < k->chunk ? whole : k->chunk;
+  }
+}
+
+/* Write all words of a call of this count; or, with `compare`, find whether they are written so. */
+static int write_words(count_kind_t *k, int64_t count, int compare) {
+  find_values(k, count);
+  for (const int64_t *w = k->word, *const end = w + k->words; w < end; w += SUM_WORDS + 2 * w[TERMS]) {
+    int64_t sum = w[CONSTANT];
+    for (const int64_t *term = w + SUM_WORDS; term < w + SUM_WORDS + 2 * w[TERMS]; term += 2) sum += k->value[term[0]] * term[1];
+    if (!compare) *(int64_t *)w[TARGET] = sum;
+    else if (*(int64_t *)w[TARGET] != sum) return 0;
+  }
+  return 1;
+}
+
 /* Make the call of these arguments of one; 0 if they are Python's to check. */
 static int fill_counts(count_kind_t *k, call_t *call, const arguments_t *r, const types_t *types) {
   int64_t elements[2], count = 0;
@@ -55,9 +96,8 @@ static int fill_counts(count_kind_t *k, call_t *call, const arguments_t *r, cons
   for (int i = 0; i < 2; i++)
     if (elements[i] != count * k->each[i]) return 0;
   if (count == k->count) return 1;
-  const int64_t slot = (count * k->width + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-  for (const int64_t *w = k->word; w < k->word + AFFINE_WORDS * k->words; w += AFFINE_WORDS)
-    *(int64_t *)w[TARGET] = w[CONSTANT] + w[TIMES_COUNT] * count + w[TIMES_SLOT] * slot;
+  write_words(k, count, 0);
+  if (count > k->count) call->readable = 0; /* it was tried of fewer bytes */
   call->print = with_count(k->form, count);
   for (int i = 0; i < 8; i++) call->body[call->body_bytes - 1 - i] = (char)((uint64_t)count >> 8 * i);
   k->count = count;
@@ -67,10 +107,10 @@ static int fill_counts(count_kind_t *k, call_t *call, const arguments_t *r, cons
 /* Find how many elements the arguments have for each of the count, which is that of the call that they are of. */
 static int learn_counts(count_kind_t *k, const call_t *call, const arguments_t *r, const types_t *types) {
   int64_t elements[2];
-  if (k->count < 1 || !elements_of_sides(k, call, r, types, elements)) return 0;
+  if (k->count < k->least || k->count > k->most || !elements_of_sides(k, call, r, types, elements)) return 0;
   for (int i = 0; i < 2; i++) {
     if (elements[i] % k->count) return 0;
     k->each[i] = elements[i] / k->count;
   }
-  return k->each[0] || k->each[1];
+  return (k->each[0] || k->each[1]) && call->print == with_count(k->form, k->count) && write_words(k, k->count, 1);
 }

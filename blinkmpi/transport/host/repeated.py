@@ -193,7 +193,9 @@ class RepeatedCalls:
             return False
         return self._keep_kind(call, *call.addresses, method, arguments, call.address, pending)
 
-    def keep_counts(self, call: CountKind, method: object, arguments: tuple[Any, ...], *, pending: bool = False) -> bool:
+    def keep_counts(
+        self, call: CountKind, method: object, arguments: tuple[Any, ...], *, pending: bool = False
+    ) -> bool:
         """Make calls known that differ from one in their counts alone; whether they are."""
         if self._keep_counts is None or not call.alone:
             return False

@@ -95,10 +95,14 @@ static void put_first(repeated_t *t, entry_t *e) {
   t->newest = e;
 }
 
+static void used(repeated_t *t, entry_t *e) {
+  if (e != t->newest) take_out(t, e), put_first(t, e);
+}
+
 static entry_t *entry_of(repeated_t *t, const call_key_t *key, uint64_t hash) {
   for (entry_t *e = *place_of(t, hash); e; e = e->next) {
     if (e->hash != hash || !same_call(&e->key, key)) continue;
-    if (e != t->newest) take_out(t, e), put_first(t, e);
+    used(t, e);
     return e;
   }
   return NULL;
@@ -136,10 +140,11 @@ static int is_lasting(PyObject *argument) {
   return lasting;
 }
 
-/* Add an entry for a call that was read; NULL, and an error is set, if there is no memory. */
+/* Add an entry for a call that was read; NULL, and an error is set, if there is no memory. One of the same goes, but not of a kind
+ * with other counts. */
 static entry_t *put(repeated_t *t, const call_key_t *key, entry_t made) {
   const uint64_t hash = hash_of(key);
-  entry_t *const before = entry_of(t, key, hash);
+  entry_t *const before = made.counts ? NULL : entry_of(t, key, hash);
   if (before) drop(t, before);
   while (t->kept >= t->most) drop(t, t->oldest);
   const size_t size = offsetof(entry_t, key) + offsetof(call_key_t, arguments) + (size_t)key->count * sizeof *key->arguments;
@@ -246,9 +251,15 @@ static PyObject *run_entry(repeated_t *t, entry_t *e, int64_t timeout_ns) {
  * these are Python's to read. */
 static entry_t *kind_of(repeated_t *t, const arguments_t *r, int pending) {
   call_key_t key;
-  entry_t *const e = t->kinds && key_of_kind(&r->key, &key, pending) ? entry_of(t, &key, hash_of(&key)) : NULL;
-  if (!e || e->users > 1) return NULL;
-  return (e->kind ? fill_kind(e->kind, e->call, r, &t->types) : fill_counts(e->counts, e->call, r, &t->types)) ? e : NULL;
+  if (!t->kinds || !key_of_kind(&r->key, &key, pending)) return NULL;
+  const uint64_t hash = hash_of(&key);
+  for (entry_t *e = *place_of(t, hash); e; e = e->next) {
+    if (e->hash != hash || e->users > 1 || !same_call(&e->key, &key)) continue;
+    if (!(e->kind ? fill_kind(e->kind, e->call, r, &t->types) : fill_counts(e->counts, e->call, r, &t->types))) continue;
+    used(t, e);
+    return e;
+  }
+  return NULL;
 }
 
 #include "pending_calls.h"

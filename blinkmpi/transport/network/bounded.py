@@ -170,7 +170,7 @@ class Bounded(ABC):
         if not self._answers:
             self._answers = True
             open_service()
-        rendezvous = self.rendezvous
+        rendezvous, me = self.rendezvous, self.among[self.rank]
         rendezvous.check()
         if gone:
             raise PeerLost(f"{rendezvous.what}: {self._words(gone)}start the job again")
@@ -179,7 +179,7 @@ class Bounded(ABC):
             late = False
         if late:
             missing = self.missing()
-            text = f"{rendezvous.what}: rank {self.among[self.rank]} waited {waited_s:.1f} s, all that the timeout allows; "
+            text = f"{rendezvous.what}: rank {me} waited {waited_s:.1f} s, all that the timeout allows; "
             text += self._words(missing)
             raise CollectiveTimeout(
                 f"{text}look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). No communicator "
@@ -187,7 +187,7 @@ class Bounded(ABC):
             )
         if rendezvous.slow.due((self._name, self._turn), waited_s) and self.rank == self._speaker():
             missing = self.missing()
-            text = f"{rendezvous.what}: rank {self.among[self.rank]} has waited {waited_s:.0f} s; {self._words(missing)}"
+            text = f"{rendezvous.what}: rank {me} has waited {waited_s:.0f} s; {self._words(missing)}"
             text = f"{text}it goes on waiting{stacks_of(missing, self.processes())}"
             rendezvous.slow.say(text, rendezvous.timeout_s)
 

@@ -1,9 +1,9 @@
 """MPI's collectives under a deadline: what the ranks tell each other while a communicator is made, changed or freed.
 
 MPI's blocking collectives wait for ever. Here each is begun without blocking and polled (:mod:`.bounded`). ``Dup`` is
-MPI's ``Idup``. MPI has no such form of ``Split`` and its like, so some of the ranks are :class:`Members`. Where MPI has to
-say which ranks share memory, a barrier with a deadline comes before its split: then all ranks are there, and only one
-that stops that very moment could make them wait.
+MPI's ``Idup``. MPI has no such form of ``Split`` and its like, so some of the ranks are :class:`Members`. Where MPI has
+to say which ranks share memory, a barrier with a deadline comes before its split: then all ranks are there, and only
+one that stops that very moment could make them wait.
 """
 
 from __future__ import annotations

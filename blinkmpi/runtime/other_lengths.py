@@ -1,0 +1,202 @@
+"""Calls that differ from earlier ones in lengths alone: blocks of other lengths, and other counts.
+
+Lengths are arguments of a program to C (``block_kinds.h``, ``count_kinds.h``), once Python has made what C fills in. It
+is made of a call of blocks at once, and of others at their second count, for most programs never change theirs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+from weakref import proxy
+
+from msgspec.structs import replace
+
+from ..errors import ArgumentError
+from ..lang.algorithms import SCHEME as LANG
+from ..planning.plan import ONE_SHOTS, chunk_for
+from ..program.lower import Cut, align_of, cuts
+from ..transport.announcement import Called
+from ..transport.host.host_call import HostBuffers
+from ..transport.host.host_program import CACHE_BYTES, past_caches
+from ..transport.host.shared_window import NoRoom
+from ..transport.host.traffic import BLOCKS
+from .arguments import InBlocks, Lengths, Prepared
+from .calls_without_program import EntryCall, RefusedCall
+from .collectives import Invocation, announced
+from .settling import exchange
+
+if TYPE_CHECKING:
+    from ..planning.plan import Rule
+    from ..program.call import Call
+    from ..transport.host.block_call import BlockCall, BlockKind
+    from ..transport.host.count_kind import CountKind
+    from ..transport.host.host_program import HostProgram
+    from .dispatch import Dispatcher
+
+TRIED = 8  # times that calls which differ in lengths are offered to C in vain
+ONE_SHOT_BYTES, LONGEST = 1 << 20, 1 << 40  # of calls of other counts: of those in one shot, and of all
+
+
+class Kinds:
+    """What C was offered of a communicator's calls, to make those by itself that differ from them in lengths alone."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._of: Dispatcher = proxy(dispatcher)
+        self._offered: Counter[tuple[str, Rule | None, bool]] = Counter()  # since C took one
+
+    def offer(self, ready: Prepared | InBlocks | Exception, invocation: Invocation, *, pending: bool) -> None:
+        """Offer a call, which is non-blocking if ``pending``; in vain a few times, no more."""
+        of = self._of
+        if of.host.recorder.ring is not None or of.host.messages is not None or isinstance(ready, Exception):
+            return
+        if isinstance(ready, InBlocks):
+            rule, text, first = None, ready.moves.text, 1
+        else:
+            rule, text, first = of.program(ready.call, blocking=not pending)[0], announced(ready.call).text, 2
+            if rule is None or rule.scheme == "mpi" or rule.scheme.startswith(LANG):
+                return
+        self._offered[text, rule, pending] += 1
+        if first <= self._offered[text, rule, pending] <= TRIED and self._take(ready, rule, invocation, pending):
+            self._offered[text, rule, pending] = 0
+
+    def _take(
+        self, ready: Prepared | InBlocks, rule: Rule | None, invocation: Invocation, pending: bool
+    ) -> bool:  # fmt: skip
+        method, args, repeated = invocation.method, invocation.args, self._of.repeated
+        if isinstance(ready, InBlocks):
+            kind = block_kind(self._of, ready, invocation.name)
+            return kind is not None and repeated.keep_kind(kind, method, args, pending=pending)
+        assert rule is not None
+        counts = count_kind(self._of, ready, rule, method.buffers.bit_count(), blocking=not pending)
+        return counts is not None and repeated.keep_counts(counts, method, args, pending=pending)
+
+
+# ---- blocks
+
+
+def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, timeout_s: float, *, owns: bool) -> BlockCall:
+    """A call of blocks, which makes the ranks compare lengths where they differ.
+
+    One that C does not find again is found here by its blocks, and takes whatever buffers.
+    """
+    from ..transport.host.block_call import BlockCall
+
+    host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
+    known = dispatcher.block_calls.find((moves, owns))
+    if known is not None:
+        known.aim(buffers, timeout_s)
+        return known
+    program = host.load_blocks(moves)
+    dispatcher.context.say(lambda: f"{moves.text}: {program.said(BLOCKS)}", "INFO")
+    differ = partial(_differ, proxy(dispatcher), ready.lengths, moves.text, collective)
+    made = BlockCall(host, program, moves, buffers, timeout_s, owns=owns, differ=differ)
+    if owns:
+        dispatcher.block_calls.put((moves, owns), made)
+    return made
+
+
+def block_kind(dispatcher: Dispatcher, ready: InBlocks, collective: str) -> BlockKind | None:
+    """What C makes calls of blocks by that differ from this one in lengths and places alone."""
+    from ..transport.host.block_call import BlockKind
+
+    buffer = ready.recv if ready.send is None else ready.send
+    if buffer is None:
+        return None
+    host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
+
+    def differ(made: Invocation, timeout_s: float) -> NoReturn:
+        again = dispatcher.prepare(made, timeout_s, None)
+        lengths = again.lengths if isinstance(again, InBlocks) else again.blocks.lengths  # type: ignore[union-attr]
+        _differ(dispatcher, lengths, moves.text, collective, timeout_s)
+
+    timeout_s = dispatcher.context.timeout_s
+    return BlockKind(host, host.load_blocks(moves), moves, buffers, timeout_s, item=buffer.itemsize, differ=differ)
+
+
+def _differ(dispatcher: Dispatcher, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:
+    """Tell all lengths, and raise on the rank that expects others than it hears; the other ranks learn of it."""
+    host, rows = dispatcher.host, exchange(dispatcher, lengths.numbers, timeout_s, collective)
+    call: EntryCall = EntryCall(host, Called(text), timeout_s)
+    try:
+        lengths.compare(rows)
+    except ArgumentError as error:
+        call = RefusedCall(host, error, timeout_s)
+    dispatcher.seq += 1
+    call.run(dispatcher.seq)
+    raise AssertionError(f"{text}: C found that lengths differ, and they are {rows}")
+
+
+# ---- counts
+
+
+def count_kind(
+    dispatcher: Dispatcher, ready: Prepared, rule: Rule, arguments: int, *, blocking: bool
+) -> CountKind | None:
+    """What C makes calls by that differ from this one in their counts alone; None where it cannot.
+
+    Args:
+        rule: the row of the table that the call takes.
+        arguments: how many buffers the call has.
+    """
+    from ..transport.host.count_kind import kind_of
+
+    context, call, called = dispatcher.context, ready.call, announced(ready.call)
+    if called.count is None or ready.said or ready.final is not None or ready.before or ready.after:
+        return None
+
+    def of(count: int) -> Call:
+        return replace(call, counts=(count,) * len(call.counts))
+
+    def load(count: int) -> HostProgram:
+        return context.load(of(count), rule)
+
+    parts: Mapping[int, Cut] = {}
+    if rule.protocol not in ONE_SHOTS:
+        packing = context.plans.packing(call.collective, call.root, rule.scheme)
+        parts = cuts(packing, call)
+
+    def alike(count: int) -> bool:
+        """Whether a call takes the same row, with slots of the same size."""
+        slots = not parts or chunk_for(packing, of(count), rule) == chunk_for(packing, call, rule)
+        return slots and context.rule(of(count), blocking=blocking) == rule
+
+    others = [row.min_bytes for row in context.plans.rules if row.collective == call.collective]
+    counts = _counts_of(call, rule, others, parts, alike)
+    buffers, timeout_s = HostBuffers(ready.send, ready.recv), context.timeout_s
+    try:
+        return kind_of(
+            dispatcher.host, load, called, buffers, timeout_s, cuts=parts, counts=counts, arguments=arguments
+        )
+    except NoRoom:
+        return None
+
+
+def _counts_of(
+    call: Call, rule: Rule, rows: list[int], parts: Mapping[int, Cut], alike: Callable[[int], bool]
+) -> tuple[int, int]:
+    """The least and the greatest count of calls whose programs are as this call's, as far as can be said at once.
+
+    They are ``alike``, each tree has elements to carry, and results are written past the caches, or are not.
+
+    Args:
+        rows: from how many bytes on calls take other rows.
+    """
+    count = call.counts[0]
+    each = call.nbytes // count
+    shares = [cut.end - cut.first for cut in parts.values()]
+    least = max(1, -(-rule.min_bytes // each), int(2 * align_of(call) / min(shares)) if shares else 1)
+    longest = min((row for row in rows if row > call.nbytes), default=LONGEST if parts else ONE_SHOT_BYTES)
+    most = (longest - 1) // each
+    cached = CACHE_BYTES // (2 * call.n) // each
+    if past_caches(call):
+        least = max(least, cached + 1)
+    elif not call.in_place:
+        most = min(most, cached)
+    while least < count and not alike(least):
+        least = (least + count + 1) // 2
+    while most > count and not alike(most):
+        most = (most + count) // 2
+    return least, most
