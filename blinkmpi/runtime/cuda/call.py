@@ -74,7 +74,7 @@ class CudaCall:
         self.launch: Launch | None = None  # the call as C makes it again
         self.again = False  # whether such a call was made before
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
-        self.text, self.nbytes = called.words, ready.call.nbytes
+        self.text, self.nbytes = called.text, ready.call.nbytes
         self.reusable = search is None  # not while its chunk is still looked for
         self.seq = self._number = 0
         self._on: Any = stream  # what is waited for: the stream, or an event on it
