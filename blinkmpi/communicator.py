@@ -285,7 +285,12 @@ class Communicator(Planned, GuardedIntracomm):
         if self._ready is None:
             child.timeout_s = timeout if is_time(timeout) else None
             try:
-                self._ready = Dispatcher(partial(MpiRanks, self, begun=child.begun), child.options, child)
+                left = None if child.begun else child.parent.spares.take(child, child.timeout_s)
+                if isinstance(left, Dispatcher):
+                    left.serve(child)
+                    self._ready = left
+                else:
+                    self._ready = Dispatcher(partial(MpiRanks, self, begun=child.begun), child.options, child)
             except BaseException as error:
                 child.begun = None
                 if isinstance(error, DEAD):

@@ -22,7 +22,8 @@ from ..program.call import REDUCTIONS, Call
 from ..program.check import Piece, check
 from ..program.in_place import check_in_place
 from ..program.ir import Program
-from ..program.lower import align_of, slot_width, spans
+from ..program.lower import slot_width
+from ..program.spans import align_of, spans
 from .flow import Flow, Goal
 from .stages import Emitter, JoinedValues, StageValue, Values
 

@@ -22,7 +22,7 @@ KEPT = 256
 Part = tuple[Collective, int]  # -1: a collective without a root
 
 
-@dataclass
+@dataclass(frozen=True)
 class Planned:
     """What is planned, for which parts in their order, and what has followed from it for calls.
 
@@ -30,9 +30,16 @@ class Planned:
     """
 
     plan: Plan
-    parts: list[Part] = field(default_factory=list)
+    parts: tuple[Part, ...] = ()
     digest: bytes = b""
     follows: LRU[tuple[object, ...], Any] = field(default_factory=lambda: LRU(KEPT))
+
+
+@dataclass
+class Latest:
+    """What a communicator has planned so far, for whoever looks at it in another thread."""
+
+    planned: Planned
 
 
 class PlanOnDemand:
@@ -48,7 +55,12 @@ class PlanOnDemand:
         self._changes: list[Callable[[Plan], Plan]] = []
         self._asked: dict[Part, Plan] = {}
         nothing = Plan(machine.name, machine.fingerprint, machine.n, (), ())
-        self.known = Planned(source if isinstance(source, Plan) else nothing)
+        self.latest = Latest(Planned(source if isinstance(source, Plan) else nothing))
+
+    @property
+    def known(self) -> Planned:
+        """What is planned so far, and for what."""
+        return self.latest.planned
 
     @property
     def plan(self) -> Plan:
@@ -56,7 +68,7 @@ class PlanOnDemand:
         return self.known.plan
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> tuple[Part, ...]:
         """For which collectives and roots."""
         return self.known.parts
 
@@ -73,13 +85,13 @@ class PlanOnDemand:
             return self.plan.joined(self._changed(plan), *part)
 
         text = from_root(self._comm, lambda: self._made(part).to_json(), str)
-        self.known.plan = together(self._comm, taken)
-        self.parts.append(part)
-        self.known.digest = blake2b(self.known.digest + text.encode(), digest_size=8).digest()
+        plan = together(self._comm, taken)
+        digest = blake2b(self.known.digest + text.encode(), digest_size=8).digest()
+        self.latest.planned = replace(self.known, plan=plan, parts=(*self.parts, part), digest=digest)
 
     def like(self, other: Planned) -> None:
         """Begin with the parts that another one has now; the same on every rank."""
-        self.known = replace(other, parts=[*other.parts])
+        self.latest.planned = other
 
     def with_parts(self, parts: Iterable[tuple[str, int]]) -> Self:
         """With these parts, too; collective."""
@@ -90,7 +102,7 @@ class PlanOnDemand:
 
     def change(self, change: Callable[[Plan], Plan]) -> None:
         """Change the plan and the parts that are still to come."""
-        self.known.plan = change(self.plan)
+        self.latest.planned = replace(self.known, plan=change(self.plan))
         self._changes.append(change)
 
     def about(self, collective: str, root: int) -> Plan:

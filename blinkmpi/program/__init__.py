@@ -2,8 +2,9 @@
 
 ``call``         which collective, how many elements of what type, by which root
 ``ir``           the program: channels and stages
-``lower``        makes a program from a packing and a call
+``lower``        makes a program from a packing and a call; ``spans`` says where trees cut a vector
 ``template``     what of it is the same for every count; its spans are filled in
+``by_count``     it as a function of its count: in place of numbers, sums of symbols
 ``check``        proves it: no deadlock, every contribution exactly once
 ``interpreter``  runs it for all ranks in one process, on NumPy
 ``cost_model``   predicts its time

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from .ir import Program, Stage
-from .lower import Cut
+from .spans import Cut
 
 DIGIT = 96  # bits: what is no symbol, such as an address, is the last digit
 BASE = 1 << DIGIT

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import NamedTuple
 
 from ..errors import PlanError
 from ..trees.tree import Edge, Packing, Tree
 from .call import BLOCKED, Call
 from .ir import Channel, Program, Stage, Wire
 from .reduction import accumulator_of, dtype_of
-
-ALIGN_BYTES = 64
+from .spans import Cut, align_of, spans
 
 
 def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int, wire: Wire = "accumulator") -> Program:
@@ -63,26 +61,6 @@ def slot_width(call: Call, channels: Iterable[Channel]) -> int:
     return (accumulator_of if wide else dtype_of)(call.dtype).itemsize
 
 
-def spans(count: int, weights: Sequence[Fraction], align: int) -> list[tuple[int, int]]:
-    """Cut ``count`` elements in proportion to ``weights``: (start, length) each, borders on multiples of ``align``.
-
-    >>> spans(100, [Fraction(1), Fraction(2)], 16)
-    [(0, 32), (32, 68)]
-    """
-    total = sum(weights, Fraction(0))
-    done = itertools.accumulate(weights[:-1])
-    borders = [0, *(border(part / total, len(weights), count, align) for part in done), count]
-    return [(a, b - a) for a, b in itertools.pairwise(borders)]
-
-
-class Cut(NamedTuple):
-    """A tree's part of its block, from ``first`` to ``end``, and how many trees share that block."""
-
-    trees: int
-    first: Fraction
-    end: Fraction
-
-
 def cuts(packing: Packing, call: Call) -> dict[int, Cut]:
     """Each tree's part of its block; one that is not named has all of it."""
     groups: list[list[tuple[int, Tree]]]
@@ -97,21 +75,6 @@ def cuts(packing: Packing, call: Call) -> dict[int, Cut]:
             found[number] = Cut(len(trees), done / total, (done + tree.weight) / total)
             done += tree.weight
     return found
-
-
-def border(part: Fraction, trees: int, count: int, align: int) -> int:
-    """Where a part of a block ends that so many trees share.
-
-    >>> border(Fraction(1, 3), 2, 100, 16)
-    32
-    """
-    at = part.numerator * count // part.denominator
-    return at // align * align if count >= align * trees else at
-
-
-def align_of(call: Call) -> int:
-    """Elements between the places where spans may begin."""
-    return max(1, ALIGN_BYTES // dtype_of(call.dtype).itemsize)
 
 
 def outline(
@@ -183,8 +146,7 @@ class _Builder:
 
     def _cut(self, count: int, trees: list[tuple[int, Tree]]) -> Iterator[tuple[int, int, int, Tree]]:
         """The spans of ``count`` elements that trees carry: (start, length, number, tree), none of them empty."""
-        align = max(1, ALIGN_BYTES // dtype_of(self.call.dtype).itemsize)
-        cut = spans(count, [t.weight for _, t in trees], align)
+        cut = spans(count, [t.weight for _, t in trees], align_of(self.call))
         for (first, length), (number, tree) in zip(cut, trees, strict=True):
             if length:
                 yield first, length, number, tree

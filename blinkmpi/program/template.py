@@ -17,7 +17,8 @@ from ..trees.tree import Packing
 from .call import Call
 from .check import check
 from .ir import Program, Stage, Wire, chunk_of
-from .lower import align_of, outline
+from .lower import outline
+from .spans import align_of
 
 COLLECTIVES = ("broadcast", "reduce", "allreduce", "allgather", "gather", "scatter", "reduce_scatter")
 SHORT = 4  # a block counts as short if the longest has more than so many times its elements

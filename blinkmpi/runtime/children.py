@@ -2,30 +2,39 @@
 
 What the ranks of a communicator have found out together holds for a part of them, too: settings, machine, rates, what
 they can do and how they plan. So a child finds out nothing anew. It takes a place in its parent's memory, and its plans
-begin with those of the last communicator of the same ranks.
+begin with those of the last communicator of the same ranks. If that one was freed, or nobody holds it any more, the
+child takes over all of it that had been opened (:class:`Spares`).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from mpi4py import MPI
 
 from ..errors import PeerLost
 from ..planning.algorithms import for_part
-from ..planning.on_demand import Planned
+from ..planning.on_demand import Latest, Planned
 from ..planning.plan import Plan
 from ..topology.model import Topology
 from ..transport.host.capabilities import Known
 from ..transport.liveness import died_of
-from ..transport.network.exchanges import BegunDup
+from ..transport.network.bounded import Rendezvous
+from ..transport.network.exchanges import BegunDup, BoundedComm
+from ..transport.slow_waits import SlowWaits
 from ..util.lru import LRU
 from ..util.settings import LogOnce, Settings
 from ..util.shared_memory import SharedFile
+from ..util.together import Comm, allgather
 from .bootstrap import Options
 from .cuda.buffers import lies_on_device
 from .process_exit import in_child
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
     from ..transport.cuda.device import Gpu
 
 SETS = 256  # of ranks, of which plans are kept
+SPARES, SPARE_BYTES = 4, 1 << 18  # of a communicator, and that each may hold on a rank
+AT_ONCE = 1000  # polls of ranks that are all about to open one
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Parent:
         why_no_gpus: why no rank has a GPU; None if some have one.
         plans: of communicators of some of the ranks, by these.
         warn_once: logs what would be said of each child.
+        spares: what its children leave.
     """
 
     group: Group
@@ -72,8 +84,9 @@ class Parent:
     gpu: Gpu | None
     gpu_machine: Topology | None
     why_no_gpus: str | None
-    plans: LRU[tuple[int, ...], Planned]
+    plans: LRU[tuple[int, ...], Latest]
     warn_once: LogOnce
+    spares: Spares
 
 
 class Group:
@@ -86,6 +99,93 @@ class Group:
         """Free it."""
         if not MPI.Is_finalized():
             self.mpi.Free()
+
+
+class Left(Protocol):
+    """What was opened of a communicator that is no more."""
+
+    def rest(self) -> None:
+        """Do nothing, until :meth:`wake`."""
+
+    def wake(self) -> None:
+        """Be there for calls again."""
+
+    def end(self) -> None:
+        """Free everything; collective."""
+
+    def discard(self) -> None:
+        """Give back what is this process's."""
+
+
+class Spares:
+    """What was opened of communicators that are no more, for others of the same ranks.
+
+    Each has a number that is the same on its ranks. They may leave communicators in different orders, so they take what
+    all of them have last.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._numbers = threading.Lock(), count(1)
+        self._left: dict[tuple[tuple[int, ...], int], Left] = {}
+        self._turns: Counter[tuple[int, ...]] = Counter()  # of ranks to take something
+        self._closed = False
+
+    def number(self) -> int:
+        """A number that is given once; what is opened has that of its first rank."""
+        return next(self._numbers)
+
+    def put(self, ranks: tuple[int, ...], number: int, left: Left) -> bool:
+        """Keep something, unless the parent is freed; what has been here longest goes where there is too much."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._left[ranks, number] = left
+            old = self._left.pop(next(iter(self._left))) if len(self._left) > SPARES else None
+        if old is not None:
+            old.discard()
+        return True
+
+    def take(self, child: Child, timeout_s: float | None) -> Left | None:
+        """What all ranks have last; None if they have different ones. Collective.
+
+        Raises:
+            CollectiveTimeout, PeerLost: if a rank does not come.
+        """
+        with self._lock:  # taken out at once: another thread may open a communicator of these ranks, too
+            last = max((number for ranks, number in self._left if ranks == child.ranks), default=0)
+            found = self._left.pop((child.ranks, last), None)
+            if found is not None:
+                found.wake()  # before others may wait for it
+            self._turns[child.ranks] += 1
+            turn = f"{child.ranks} {self._turns[child.ranks]}"
+        mine, theirs = np.array([last]), np.empty(len(child.ranks), np.int64)
+        request = child.comm.Iallgather(mine, theirs)
+        if not any(request.Test() for _ in range(AT_ONCE)):
+            deadline, slow = timeout_s or child.usual_timeout_s, SlowWaits(child.parent.settings)
+            comm = BoundedComm(child.comm, Rendezvous(child.first_call, deadline, slow), name=f"what was left, {turn}")
+            comm.wait(request, (mine, theirs))
+        if (theirs == last).all():
+            return found
+        if found is not None:
+            found.rest()
+            if not self.put(child.ranks, last, found):
+                found.discard()
+        return None
+
+    def close(self, comm: Comm) -> None:
+        """Free what all of its ranks have, together; collective among the parent's."""
+        self._closed = True
+        have = Counter(itertools.chain(*allgather(comm, list(self._left), list[tuple[tuple[int, ...], int]])))
+        for ranks, number in sorted(have):
+            left = self._left.pop((ranks, number), None)
+            if left is not None:
+                left.end() if have[ranks, number] == len(ranks) else left.discard()
+
+    def discard(self) -> None:
+        """Give back what is this process's."""
+        self._closed = True
+        while self._left:
+            self._left.popitem()[1].discard()
 
 
 class Child:
@@ -114,6 +214,16 @@ class Child:
         """Whether a call with these arguments can open it in a thread: on host memory, by an operation of MPI's."""
         own = any(isinstance(arg, MPI.Op) and not arg.is_predefined for arg in args)
         return self.parent.why_no_gpus is not None and not own and not any(map(lies_on_device, args))
+
+    @property
+    def first_call(self) -> str:
+        """The call that opens it, in words."""
+        return f"the first call on a communicator of {self.made_by}"
+
+    @property
+    def usual_timeout_s(self) -> float:
+        """How long its calls may wait."""
+        return float(self.parent.options.timeout_s or self.parent.settings.timeout_s)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -165,12 +275,14 @@ class Child:
             parent, group=Group(self.comm.Get_group()), options=self.options, machine=self.machine, nodes=self.nodes,
             firsts=self.firsts, known=parent.known.of(self.ranks), visible=[parent.visible[r] for r in self.ranks],
             gpu_machine=self._part(parent.gpu_machine) if parent.gpu_machine else None, plans=LRU(SETS),
+            spares=Spares(),
         )  # fmt: skip
 
     @property
     def planned(self) -> Planned | None:
-        """Those of the last communicator of the same ranks."""
-        return self.parent.plans.find(self.ranks)
+        """What the last communicator of the same ranks has planned so far."""
+        found = self.parent.plans.find(self.ranks)
+        return found.planned if found is not None else None
 
     @property
     def plan(self) -> Plan:

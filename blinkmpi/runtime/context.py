@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceError
 from ..lang.algorithms import Algorithm
-from ..planning.on_demand import Planned, PlanOnDemand
+from ..planning.on_demand import Latest, Planned, PlanOnDemand
 from ..planning.plan import ONE_SHOTS, Rule
 from ..planning.slots import Gpus
 from ..program.call import Call
@@ -44,7 +44,7 @@ from .bootstrap import (
     own_settings,
     settle,
 )
-from .children import SETS, Child, Group, Parent
+from .children import SETS, Child, Group, Parent, Spares
 from .cuda.setup import open_gpus
 from .outlook import Outlook
 from .process_exit import BEFORE_KILLED
@@ -73,8 +73,8 @@ class Context(Outlook):
         if child is None:
             self.slow, what, deadline = SlowWaits(own_settings()), "Communicator()", first_deadline(options.timeout_s)
         else:
-            self.slow, what = SlowWaits(child.parent.settings), f"the first call on a communicator of {child.made_by}"
-            deadline = child.timeout_s or float(options.timeout_s or child.parent.settings.timeout_s)
+            self.slow, what = SlowWaits(child.parent.settings), child.first_call
+            deadline = child.timeout_s or child.usual_timeout_s
         self.rendezvous = Rendezvous(what, deadline, self.slow)
         self.ranks = meet(self.rendezvous)
         self.together = self.ranks.together
@@ -84,10 +84,13 @@ class Context(Outlook):
         self.trace: CallTrace | None = None
         self.why_no_gpus = ""
         self._parent: Parent | None = None
+        self.number = 0  # among what was opened of the same ranks; see Spares
+        self.changed = False  # whether it has another plan than its parent's children begin with
         self.customs: dict[str, Algorithm] = {}  # those that were called as Custom(), by their identity
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
         self._no_cma = ""  # why the ranks of one node cannot read one another's memory
-        python_stacks.open_service()
+        self._answers = False
+        self._answer(True)
         try:
             if child is None:
                 self.ranks.introduce()
@@ -104,7 +107,7 @@ class Context(Outlook):
             self.rendezvous.timeout_s = self.timeout_s
             self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
         except Exception as error:
-            python_stacks.close_service()
+            self._answer(False)
             self.ranks.give_up(error)
             raise
 
@@ -168,7 +171,9 @@ class Context(Outlook):
             with suppress(OSError):
                 at = parent.file.place(layout.total)
         known = child.planned
-        told = allgather(self.together, (known.digest if known is not None else b"", at), tuple[bytes, int])
+        mine = known.digest if known is not None else b"", at, parent.spares.number()
+        told = allgather(self.together, mine, tuple[bytes, int, int])
+        self.number = told[0][2]
         place = None
         if parent.file is not None and min(told[first][1] for first in firsts) >= 0:
             visible = [parent.visible[r] for r in child.ranks]
@@ -179,8 +184,8 @@ class Context(Outlook):
             self.why_no_gpus = parent.why_no_gpus
         self._open_host(parent.known.of(child.ranks), place)
         self.rendezvous.work_s = WORK_SECONDS  # rank 0 may have to plan
-        self.planned = self._host_plans(known if len({digest for digest, _ in told}) == 1 else None)
-        parent.plans.put(child.ranks, self.planned.known)
+        self.planned = self._host_plans(known if len({digest for digest, _, _ in told}) == 1 else None)
+        parent.plans.put(child.ranks, self.planned.latest)
 
     def _open_host(self, known: Known | None, place: Place | None) -> None:
         self.host = HostTransport(
@@ -254,7 +259,9 @@ class Context(Outlook):
         """Probe the machine again and plan; collective, and no call may be under way. Returns what is different."""
         from ..planning.diff import plan_differences
 
-        before, self.rendezvous.what, self._parent = self.main.plans, "replan()", None
+        before, self.rendezvous.what, self.changed = self.main.plans, "replan()", True
+        self.close_spares()  # which have the plan of before
+        self._parent = None
         parts, host_parts = (self.gpus.planned.parts if self.gpus else []), self.planned.parts
         given = self.options.topology or self.settings.topo_file or None
         probed = gather(self.together, self.node, measure=given is None)
@@ -319,9 +326,9 @@ class Context(Outlook):
         """What it gives to communicators of some of its ranks."""
         if self._parent is None:
             window, gpus = self.host.window, self.gpus
-            plans: LRU[tuple[int, ...], Planned] = LRU(SETS)
+            plans: LRU[tuple[int, ...], Latest] = LRU(SETS)
             if not (self.options.plan or self.settings.graph_file):
-                plans.put(tuple(range(self.n)), self.planned.known)
+                plans.put(tuple(range(self.n)), self.planned.latest)
             self._parent = Parent(
                 group=Group(self.mpi.public.Get_group()),
                 options=self.options,
@@ -341,8 +348,41 @@ class Context(Outlook):
                 why_no_gpus=self.why_no_gpus if self.why_no_gpus.startswith(NOBODY) else None,
                 plans=plans,
                 warn_once=self.warn_once,
+                spares=Spares(),
             )
         return self._parent
+
+    def close_spares(self) -> None:
+        """Free what communicators of some of its ranks have left; collective, on every rank or on none."""
+        if isinstance(self.ranks, MpiRanks):
+            (self._parent.spares if self._parent is not None else Spares()).close(self.together)
+
+    @property
+    def may_be_spare(self) -> bool:
+        """Whether another communicator of the same ranks can go on with all of it; the same on every rank."""
+        return self.number > 0 and self.gpus is None and self.one_node and not (self.host.recorder.ring or self.changed)
+
+    def rest(self) -> None:
+        """Do nothing, until :meth:`wake`."""
+        self._answer(False)
+        self.host.window.rest()
+
+    def wake(self) -> None:
+        """Be there for calls again."""
+        self.host.window.wake()
+        self._answer(True)
+
+    def serve(self, child: Child) -> None:
+        """Be that of another communicator."""
+        self.mpi.serve(child.comm)
+        self.host.recorder.counters.clear()
+        self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
+
+    def _answer(self, answers: bool) -> None:
+        """Whether other processes may ask this one for its stacks because of this communicator."""
+        if answers != self._answers:
+            self._answers = answers
+            (python_stacks.open_service if answers else python_stacks.close_service)()
 
     def close(self) -> None:
         """Free everything; collective."""
@@ -353,15 +393,17 @@ class Context(Outlook):
             self.gpus = None
         self.end_trace()
         self.host.close()
-        python_stacks.close_service()
+        self._answer(False)
         self.ranks.close()
 
     def drop(self) -> None:
         """Free what is this process's alone. MPI's communicators stay, because MPI frees them on all ranks together."""
         self.rendezvous.give_up, self.rendezvous.check = self.ranks.abandon, lambda: None
         self.end_trace()
+        if self._parent is not None:
+            self._parent.spares.discard()
         self.host.close()
-        python_stacks.close_service()
+        self._answer(False)
 
     def end_trace(self) -> None:
         """Write this rank's part of the trace, if that is not done. Local."""

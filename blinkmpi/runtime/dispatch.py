@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from mpi4py import MPI
 
@@ -33,12 +33,12 @@ from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.liveness import died_of
 from ..transport.network.bounded import Rendezvous
 from ..util.lru import LRU
-from .arguments import InBlocks, Prepared, Unsettled
+from .arguments import InBlocks, Lengths, Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
 from .call_keys import KeptMemory, OwnMemory, key_of, own_bytes, signature_of
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
-from .children import Child
+from .children import SPARE_BYTES, Child
 from .collectives import CollectiveMethod, Invocation, announced, describe
 from .context import Context
 from .cuda.buffers import stream_address, tensor_types
@@ -46,15 +46,14 @@ from .delegation import told
 from .entering import enter
 from .foreign import EXCHANGE
 from .grouping.group import Groups
-from .other_lengths import Kinds, bind_blocks
+from .other_lengths import OtherLengths
 from .process_exit import end_with_process, in_child
 from .ranks.interface import NO_MPI, Ranks
 from .requests import HostRequest, Persistent, ProgressThread
-from .settling import DelegatedByPeer, exchange, persist, settled, settled_alone
+from .settling import DelegatedByPeer, differ, exchange, persist, settled, settled_alone
 
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
-    from ..program.blocks import BlockMoves
     from ..transport.host.block_call import BlockCall
     from ..transport.host.pending_calls import Settle, ToSettle
     from .cuda.calls import CudaCalls
@@ -67,7 +66,7 @@ class Dispatcher:
     """Makes the calls of one communicator; the arguments are those of its :class:`Context`."""
 
     def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, child: Child | None = None) -> None:
-        self.context = Context(meet, options, child)
+        self.context, self.child = Context(meet, options, child), child
         self.enqueues = options.stream == "current"  # whether calls on GPU memory return before they are through
         self.dead: BaseException | None = None
         self._inside = 0  # the thread that makes a call through Python
@@ -76,8 +75,7 @@ class Dispatcher:
         self.repeated = RepeatedCalls(self.context.host.native, BOUND_CALLS)
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)  # those that C does not keep
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
-        self.block_calls: LRU[tuple[BlockMoves, bool], BlockCall] = LRU(PROGRAMS)  # for whatever buffers
-        self.kinds = Kinds(self)
+        self.lengths = OtherLengths(self)
         self.kept, self.own = KeptMemory(), OwnMemory()
         self.thread, self.groups = ProgressThread(), Groups(self)
         self.cuda: CudaCalls | None = None
@@ -350,7 +348,7 @@ class Dispatcher:
         bound = self._bind_host(ready, invocation, self.context.timeout_s, blocking=False, owns=False)
         kept = isinstance(bound, HostCall) and self._known_to_c(bound, invocation, pending=True)
         if kept:
-            self.kinds.offer(ready, invocation, pending=True)
+            self.lengths.offer(ready, invocation, pending=True)
             repeated.open()
         return kept
 
@@ -390,10 +388,10 @@ class Dispatcher:
         else:
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=not repeats)
             if isinstance(bound, HostCall) and repeats and self._known_to_c(bound, invocation):
-                self.kinds.offer(ready, invocation, pending=False)
+                self.lengths.offer(ready, invocation, pending=False)
                 return bound
             if isinstance(ready, InBlocks) and isinstance(bound, HostCall) and key is None:
-                self.block_calls.put((ready.moves, False), cast("BlockCall", bound))
+                self.lengths.block_calls.put((ready.moves, False), cast("BlockCall", bound))
         if key is not None and bound.reusable:
             self.calls.put(key, bound)
         return bound
@@ -432,7 +430,7 @@ class Dispatcher:
         try:
             if isinstance(ready, InBlocks):
                 timeout_s = deadline if owns else self.context.timeout_s
-                return bind_blocks(self, ready, invocation.name, timeout_s, owns=owns)
+                return self.lengths.blocks(ready, invocation.name, timeout_s, owns=owns)
             rule, program = self.program(ready.call, blocking=blocking)
         except NoRoom as full:
             if invocation.method.grouped or self.context.options.strict:
@@ -501,6 +499,10 @@ class Dispatcher:
         except Exception as error:
             return error
 
+    def differ(self, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:
+        """Raise, on every rank, where two ranks expect different lengths of a call."""
+        differ(self, lengths, text, collective, timeout_s)
+
     def deadline(self, timeout_s: float | None) -> float:
         """The time that a call may wait; a bad one is an error that the peers are told of, in the time of all."""
         return float(timeout_s) if timeout_s is not None and is_time(timeout_s) else self.context.timeout_s
@@ -563,7 +565,7 @@ class Dispatcher:
         self.repeated.forget()
         self.kept = KeptMemory()
         self.calls.clear()
-        self.block_calls.clear()
+        self.lengths.block_calls.clear()
         if self.cuda is not None:
             self.cuda.by_signature.clear()
 
@@ -591,13 +593,16 @@ class Dispatcher:
             self._guarded(self.cuda.check)
 
     def close(self) -> None:
-        """Free everything: collectively, or, if the communicator is dead, only what is local."""
+        """Free everything: collectively, or, if the communicator is dead, only what is local.
+
+        What another communicator of the same ranks can go on with is kept for that.
+        """
         self.thread.close()
         self.drain_c()
-        self.repeated.close()
         if self.cuda is not None:
             self.cuda.close()
         if self.dead is not None:
+            self.repeated.close()
             self.host.helper.close()
             self.die(self.dead)
             return
@@ -610,9 +615,48 @@ class Dispatcher:
         if failed is not None:
             self.die(failed)
             raise failed  # out here, so that what the user's code raised before is shown too
+        if not self._spared(freed=True):
+            self.end()
+
+    def end(self) -> None:
+        """Free everything; collective, when all have come."""
+        self.repeated.close()
+        self.context.close_spares()
         self.forget()
         self.programs.clear()
         self.context.close()
+
+    def rest(self) -> None:
+        """Do nothing, until :meth:`wake`."""
+        self.context.rest()
+
+    def wake(self) -> None:
+        """Be there for calls again."""
+        self.context.wake()
+
+    def _spared(self, *, freed: bool) -> bool:
+        """Keep it for another communicator of the same ranks, if that may be; whether it is kept.
+
+        Args:
+            freed: by all ranks, and not only dropped by this one: then it may be kept on all of them or on none.
+        """
+        child, context = self.child, self.context
+        asked = self.repeated.calls is not None  # whether a thread looks after calls that do not block
+        if child is None or not context.may_be_spare or asked or self.groups.open:
+            return False
+        if context.host.window.held > SPARE_BYTES:
+            if not freed:  # others may still read what it holds
+                return False
+            self.forget()
+            self.programs.clear()
+            context.host.give_back_slots()
+        self.rest()
+        return child.parent.spares.put(child.ranks, context.number, self)
+
+    def serve(self, child: Child) -> None:
+        """Make the calls of another communicator."""
+        self.child = child
+        self.context.serve(child)
 
     def drop(self) -> None:
         """Give back what is this process's, where the user holds the communicator no more and has not freed it.
@@ -624,13 +668,17 @@ class Dispatcher:
 
     def _dropped(self) -> None:
         self.drain_c()
+        if self.dead is None and not self._spared(freed=False):
+            self.discard()
+
+    def discard(self) -> None:
+        """Give back what is this process's; nobody makes calls any more."""
         self.repeated.close()
-        if self.dead is None:
-            self.dead = PeerLost("it was dropped without Free()")
-            self.thread.end()
-            self.forget()
-            self.programs.clear()
-            self.context.drop()
+        self.dead = PeerLost("it was dropped without Free()")
+        self.thread.end()
+        self.forget()
+        self.programs.clear()
+        self.context.drop()
 
     def die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""

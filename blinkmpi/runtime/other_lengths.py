@@ -8,142 +8,141 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import proxy
 
 from msgspec.structs import replace
 
-from ..errors import ArgumentError
 from ..lang.algorithms import SCHEME as LANG
 from ..planning.plan import ONE_SHOTS, chunk_for
-from ..program.lower import Cut, align_of, cuts
-from ..transport.announcement import Called
 from ..transport.host.host_call import HostBuffers
 from ..transport.host.host_program import CACHE_BYTES, past_caches
 from ..transport.host.shared_window import NoRoom
 from ..transport.host.traffic import BLOCKS
+from ..util.lru import LRU
 from .arguments import InBlocks, Lengths, Prepared
-from .calls_without_program import EntryCall, RefusedCall
 from .collectives import Invocation, announced
-from .settling import exchange
 
 if TYPE_CHECKING:
     from ..planning.plan import Rule
+    from ..program.blocks import BlockMoves
     from ..program.call import Call
+    from ..program.spans import Cut
     from ..transport.host.block_call import BlockCall, BlockKind
     from ..transport.host.count_kind import CountKind
     from ..transport.host.host_program import HostProgram
-    from .dispatch import Dispatcher
+    from ..transport.host.repeated import RepeatedCalls
+    from .context import Context
 
+CALLS = 8192  # of blocks, that are kept for other buffers
 TRIED = 8  # times that calls which differ in lengths are offered to C in vain
 ONE_SHOT_BYTES, LONGEST = 1 << 20, 1 << 40  # of calls of other counts: of those in one shot, and of all
 
 
-class Kinds:
-    """What C was offered of a communicator's calls, to make those by itself that differ from them in lengths alone."""
+class Calls(Protocol):
+    """What is asked of the dispatcher of a communicator."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._of: Dispatcher = proxy(dispatcher)
+    context: Context
+    repeated: RepeatedCalls
+
+    def program(self, call: Call, *, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
+        """The row of the table that a call takes, and its program."""
+
+    def prepare(self, invocation: Invocation, timeout_s: float | None, stream: Any) -> object:
+        """Check a call's arguments."""
+
+    def differ(self, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:
+        """Raise, on every rank, where two ranks expect different lengths of a call."""
+
+
+class OtherLengths:
+    """The calls of a communicator that differ in lengths alone, and what C was offered to make them by itself."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls: Calls = proxy(calls)
         self._offered: Counter[tuple[str, Rule | None, bool]] = Counter()  # since C took one
+        self.block_calls: LRU[tuple[BlockMoves, bool], BlockCall] = LRU(CALLS)  # for whatever buffers
 
     def offer(self, ready: Prepared | InBlocks | Exception, invocation: Invocation, *, pending: bool) -> None:
         """Offer a call, which is non-blocking if ``pending``; in vain a few times, no more."""
-        of = self._of
-        if of.host.recorder.ring is not None or of.host.messages is not None or isinstance(ready, Exception):
+        calls = self._calls
+        host = calls.context.host
+        if host.recorder.ring is not None or host.messages is not None or isinstance(ready, Exception):
             return
         if isinstance(ready, InBlocks):
             rule, text, first = None, ready.moves.text, 1
         else:
-            rule, text, first = of.program(ready.call, blocking=not pending)[0], announced(ready.call).text, 2
+            rule, text, first = calls.program(ready.call, blocking=not pending)[0], announced(ready.call).text, 2
             if rule is None or rule.scheme == "mpi" or rule.scheme.startswith(LANG):
                 return
         self._offered[text, rule, pending] += 1
         if first <= self._offered[text, rule, pending] <= TRIED and self._take(ready, rule, invocation, pending):
             self._offered[text, rule, pending] = 0
 
-    def _take(
-        self, ready: Prepared | InBlocks, rule: Rule | None, invocation: Invocation, pending: bool
-    ) -> bool:  # fmt: skip
-        method, args, repeated = invocation.method, invocation.args, self._of.repeated
+    def _take(self, ready: Prepared | InBlocks, rule: Rule | None, invocation: Invocation, pending: bool) -> bool:
+        method, args, repeated = invocation.method, invocation.args, self._calls.repeated
         if isinstance(ready, InBlocks):
-            kind = block_kind(self._of, ready, invocation.name)
+            kind = self._block_kind(ready, invocation.name)
             return kind is not None and repeated.keep_kind(kind, method, args, pending=pending)
         assert rule is not None
-        counts = count_kind(self._of, ready, rule, method.buffers.bit_count(), blocking=not pending)
+        counts = count_kind(self._calls.context, ready, rule, method.buffers.bit_count(), blocking=not pending)
         return counts is not None and repeated.keep_counts(counts, method, args, pending=pending)
 
+    def blocks(self, ready: InBlocks, collective: str, timeout_s: float, *, owns: bool) -> BlockCall:
+        """A call of blocks, which makes the ranks compare lengths where they differ.
 
-# ---- blocks
+        One that C does not find again is found here by its blocks, and takes whatever buffers.
+        """
+        from ..transport.host.block_call import BlockCall
 
+        calls, moves, buffers = self._calls, ready.moves, HostBuffers(ready.send, ready.recv)
+        known = self.block_calls.find((moves, owns))
+        if known is not None:
+            known.aim(buffers, timeout_s)
+            return known
+        program = calls.context.host.load_blocks(moves)
+        calls.context.say(lambda: f"{moves.text}: {program.said(BLOCKS)}", "INFO")
 
-def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, timeout_s: float, *, owns: bool) -> BlockCall:
-    """A call of blocks, which makes the ranks compare lengths where they differ.
+        def differ(late_s: float) -> NoReturn:
+            calls.differ(ready.lengths, moves.text, collective, late_s)
 
-    One that C does not find again is found here by its blocks, and takes whatever buffers.
-    """
-    from ..transport.host.block_call import BlockCall
+        made = BlockCall(calls.context.host, program, moves, buffers, timeout_s, owns=owns, differ=differ)
+        if owns:
+            self.block_calls.put((moves, owns), made)
+        return made
 
-    host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
-    known = dispatcher.block_calls.find((moves, owns))
-    if known is not None:
-        known.aim(buffers, timeout_s)
-        return known
-    program = host.load_blocks(moves)
-    dispatcher.context.say(lambda: f"{moves.text}: {program.said(BLOCKS)}", "INFO")
-    differ = partial(_differ, proxy(dispatcher), ready.lengths, moves.text, collective)
-    made = BlockCall(host, program, moves, buffers, timeout_s, owns=owns, differ=differ)
-    if owns:
-        dispatcher.block_calls.put((moves, owns), made)
-    return made
+    def _block_kind(self, ready: InBlocks, collective: str) -> BlockKind | None:
+        """What C makes calls of blocks by that differ from this one in lengths and places alone."""
+        from ..transport.host.block_call import BlockKind
 
+        buffer = ready.recv if ready.send is None else ready.send
+        if buffer is None:
+            return None
+        calls, moves, buffers = self._calls, ready.moves, HostBuffers(ready.send, ready.recv)
+        host, timeout_s = calls.context.host, calls.context.timeout_s
 
-def block_kind(dispatcher: Dispatcher, ready: InBlocks, collective: str) -> BlockKind | None:
-    """What C makes calls of blocks by that differ from this one in lengths and places alone."""
-    from ..transport.host.block_call import BlockKind
+        def differ(made: Invocation, late_s: float) -> NoReturn:
+            again = calls.prepare(made, late_s, None)
+            lengths = again.lengths if isinstance(again, InBlocks) else again.blocks.lengths  # type: ignore[attr-defined]
+            calls.differ(lengths, moves.text, collective, late_s)
 
-    buffer = ready.recv if ready.send is None else ready.send
-    if buffer is None:
-        return None
-    host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
-
-    def differ(made: Invocation, timeout_s: float) -> NoReturn:
-        again = dispatcher.prepare(made, timeout_s, None)
-        lengths = again.lengths if isinstance(again, InBlocks) else again.blocks.lengths  # type: ignore[union-attr]
-        _differ(dispatcher, lengths, moves.text, collective, timeout_s)
-
-    timeout_s = dispatcher.context.timeout_s
-    return BlockKind(host, host.load_blocks(moves), moves, buffers, timeout_s, item=buffer.itemsize, differ=differ)
-
-
-def _differ(dispatcher: Dispatcher, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:
-    """Tell all lengths, and raise on the rank that expects others than it hears; the other ranks learn of it."""
-    host, rows = dispatcher.host, exchange(dispatcher, lengths.numbers, timeout_s, collective)
-    call: EntryCall = EntryCall(host, Called(text), timeout_s)
-    try:
-        lengths.compare(rows)
-    except ArgumentError as error:
-        call = RefusedCall(host, error, timeout_s)
-    dispatcher.seq += 1
-    call.run(dispatcher.seq)
-    raise AssertionError(f"{text}: C found that lengths differ, and they are {rows}")
+        return BlockKind(host, host.load_blocks(moves), moves, buffers, timeout_s, item=buffer.itemsize, differ=differ)
 
 
 # ---- counts
 
 
-def count_kind(
-    dispatcher: Dispatcher, ready: Prepared, rule: Rule, arguments: int, *, blocking: bool
-) -> CountKind | None:
+def count_kind(context: Context, ready: Prepared, rule: Rule, arguments: int, *, blocking: bool) -> CountKind | None:
     """What C makes calls by that differ from this one in their counts alone; None where it cannot.
 
     Args:
         rule: the row of the table that the call takes.
         arguments: how many buffers the call has.
     """
+    from ..program.lower import cuts
     from ..transport.host.count_kind import kind_of
 
-    context, call, called = dispatcher.context, ready.call, announced(ready.call)
+    call, called = ready.call, announced(ready.call)
     if called.count is None or ready.said or ready.final is not None or ready.before or ready.after:
         return None
 
@@ -167,9 +166,7 @@ def count_kind(
     counts = _counts_of(call, rule, others, parts, alike)
     buffers, timeout_s = HostBuffers(ready.send, ready.recv), context.timeout_s
     try:
-        return kind_of(
-            dispatcher.host, load, called, buffers, timeout_s, cuts=parts, counts=counts, arguments=arguments
-        )
+        return kind_of(context.host, load, called, buffers, timeout_s, cuts=parts, counts=counts, arguments=arguments)
     except NoRoom:
         return None
 
@@ -184,6 +181,8 @@ def _counts_of(
     Args:
         rows: from how many bytes on calls take other rows.
     """
+    from ..program.spans import align_of
+
     count = call.counts[0]
     each = call.nbytes // count
     shares = [cut.end - cut.first for cut in parts.values()]

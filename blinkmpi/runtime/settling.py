@@ -8,14 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from ..errors import ArgumentError
 from ..planning.selection import parse_algo
 from ..transport.announcement import NUMBERS, ON_GPU, Called, Numbers
 from ..transport.interface import PeerDelegates, Refused
-from .arguments import InBlocks, Prepared, Unsettled
+from .arguments import InBlocks, Lengths, Prepared, Unsettled
 from .buffers import DelegatedToMPI
-from .calls_without_program import EntryCall
+from .calls_without_program import EntryCall, RefusedCall
 from .collectives import CollectiveMethod, Invocation, describe
 from .cuda.buffers import lies_on_device
 from .requests import Persistent, persistent_on_host
@@ -96,6 +97,19 @@ def _asked(algo: str, made: tuple[str, ...]) -> frozenset[str]:
     """The collectives for which a scheme or an algorithm was asked for."""
     named = parse_algo(algo).items()
     return frozenset(made) | {of for of, schemes in named if any(not scheme.startswith("^") for scheme in schemes)}
+
+
+def differ(dispatcher: Dispatcher, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:
+    """Tell all lengths, and raise on the rank that expects others than it hears; the other ranks learn of it."""
+    host, rows = dispatcher.host, exchange(dispatcher, lengths.numbers, timeout_s, collective)
+    call: EntryCall = EntryCall(host, Called(text), timeout_s)
+    try:
+        lengths.compare(rows)
+    except ArgumentError as error:
+        call = RefusedCall(host, error, timeout_s)
+    dispatcher.seq += 1
+    call.run(dispatcher.seq)
+    raise AssertionError(f"{text}: C found that lengths differ, and they are {rows}")
 
 
 def _with_lengths(dispatcher: Dispatcher, ready: Unsettled, collective: str, timeout_s: float) -> Prepared | Exception:

@@ -43,7 +43,7 @@ RECORDS = 4  # the line of the first record
 RECORD = 1024
 BODY = RECORD - 16  # bytes of a record's body
 INTRODUCTION = 3  # word of line 3
-LEFT, DROPPED = 1, 2  # the third word of line 2
+LEFT, DROPPED, RESTS = 1, 2, 3  # the third word of line 2
 FLAGS = LINE * (RECORDS + 3 * RECORD // LINE)  # where the heads begin; what lies before them every call needs
 CONTROL = FLAGS + LINE * (HEADS + TAILS)
 
@@ -143,7 +143,7 @@ class ControlPages(PagePlaces):
         ``left`` where Python has ended there, ``dropped`` where it has no such communicator any more.
         """
         if left := int(self.lefts[rank]):
-            return "dropped" if left == DROPPED else "left"
+            return "left" if left == LEFT else "dropped"
         if rank in self.gone:
             return "gone"
         if not self.visible[rank]:

@@ -77,6 +77,10 @@ class Counters:
         """Add to a line."""
         self.words[self.line(name), : len(count)] += count
 
+    def clear(self) -> None:
+        """Count from nothing again."""
+        self.words[1:, : NS + 1] = 0
+
     def _add(self, name: Name) -> int:
         text, at = msgspec.json.encode(name), int(self.words[0, USED])
         if at == len(self.words) or len(text) > LINE_BYTES - NAME or not self._reserve((at + 1) * LINE_BYTES):

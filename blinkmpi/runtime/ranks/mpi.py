@@ -54,6 +54,10 @@ class MpiRanks:
         self.together = BoundedComm(self.private, rendezvous)
         self._node: MPI.Intracomm | None = None
 
+    def serve(self, comm: MPI.Intracomm) -> None:
+        """Be those of another Communicator, of the same ranks."""
+        self.public = MPI.Intracomm(comm)
+
     @property
     def process(self) -> int:
         """The rank in MPI's world."""

@@ -11,6 +11,7 @@
 ``host_call``        a program bound to buffers and a deadline
 ``block_call``       a call of blocks (``blocks.h``), whose ranks need not know all lengths; ``block_memory`` says where
                      these lie between the ranks
+``count_kind``       calls that differ in their counts: C fills in one program (``count_kinds.h``)
 ``shared_window``    the memory that the ranks share
 ``shots``            messages of calls in one shot to other nodes
 ``single_copy``      the protocol ``cma``: chunks are read straight from their writer's buffer

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...program.by_count import COUNT, SLOT, Border, ByCount, by_count, read, symbol
-from ...program.lower import Cut, align_of, border
+from ...program.spans import Cut, align_of, border
 from ..announcement import Called, encode
 from ..control_pages import BODY, LINE
 from .host_call import HostBuffers, HostCall

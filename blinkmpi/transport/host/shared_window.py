@@ -24,7 +24,7 @@ from ...util.settings import LEAST_BUFFER_BYTES
 from ...util.shared_memory import PAGE, SHM, NotShared, SharedFile, longest, shared_file
 from ...util.text import plural, size_text
 from ...util.together import Comm, allgather, gathered, together
-from ..control_pages import CONTROL, DROPPED, FLAGS, HEADS, LEFT, LINE, ControlPages, PagePlaces
+from ..control_pages import CONTROL, DROPPED, FLAGS, HEADS, LEFT, LINE, RESTS, ControlPages, PagePlaces
 from ..counters import LINE_BYTES, lines_for
 
 SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
@@ -289,7 +289,27 @@ class SharedWindow(WindowLayout):
         self._kept[start] = length
         return True
 
-    # ---- the end
+    # ---- the end, for the time being or for good
+
+    @property
+    def held(self) -> int:
+        """Bytes that this rank has reserved, of what lies in another communicator's memory."""
+        return sum((self._kept or {}).values())
+
+    def give_back_slots(self) -> None:
+        """Hold what every call needs, and no more; only when all ranks have completed all calls."""
+        kept = self._kept or {}
+        self._kept = dict(self.controls())
+        for start in kept.keys() - self._kept.keys():
+            self.file.give_back(self._at + start, kept[start])
+
+    def rest(self) -> None:
+        """Take part in no call until :meth:`wake`."""
+        self._pages.lefts[self._pages.rank] = RESTS
+
+    def wake(self) -> None:
+        """Take part in calls again."""
+        self._pages.lefts[self._pages.rank] = 0
 
     def leave(self) -> None:
         """Say that this process takes part in no call any more. Python's end says so, too, but not a child's."""

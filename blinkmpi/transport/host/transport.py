@@ -386,6 +386,11 @@ class HostTransport(HostOutlook):
                 return here
             time.sleep(0.01)
 
+    def give_back_slots(self) -> None:
+        """Hold what every call needs, and no more; no program may be run again."""
+        self._blocks.clear()
+        self.window.give_back_slots()
+
     def close(self) -> None:
         """Look at the shared memory no more."""
         self.helper.close()

@@ -33,15 +33,19 @@ class BoundedComm(Bounded):
 
     Args:
         comm: used for nothing else at the same time.
-        among: as for :class:`Bounded`.
+        among, name: as for :class:`Bounded`; without a name every rank has to make as many of the same ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous, *, among: Sequence[int] = ()) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, rendezvous: Rendezvous, *, among: Sequence[int] = (), name: str = ""
+    ) -> None:
         everybody, ranks = world_ranks(comm), among or range(comm.size)
         self.comm, self.world = comm, [everybody[r] for r in ranks]
         key = hashlib.blake2b(repr((everybody, *among)).encode(), digest_size=8).hexdigest()
-        _made[key] = _made.get(key, 0) + 1
-        super().__init__(ranks.index(comm.rank), rendezvous, f"{key}.{_made[key]}", ranks)
+        if not name:
+            _made[key] = _made.get(key, 0) + 1
+            name = f"{key}.{_made[key]}"
+        super().__init__(ranks.index(comm.rank), rendezvous, name, ranks)
 
     def allgather_bytes(self, body: bytes, /) -> list[bytes]:
         """Everybody's bytes, in rank order; short ones go with their lengths."""

@@ -11,7 +11,8 @@ from blinkmpi.planning.selection import program_for
 from blinkmpi.program.by_count import Border, ByCount, by_count, read, symbol
 from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.ir import chunk_of
-from blinkmpi.program.lower import align_of, border, cuts
+from blinkmpi.program.lower import cuts
+from blinkmpi.program.spans import align_of, border
 from blinkmpi.topology import machine, modify
 from blinkmpi.trees.tree import COLLECTIVES, ROOTED
 

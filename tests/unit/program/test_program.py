@@ -12,7 +12,8 @@ from blinkmpi.errors import FormatError, PlanError
 from blinkmpi.program.call import Call
 from blinkmpi.program.check import check
 from blinkmpi.program.ir import Program
-from blinkmpi.program.lower import lower, spans
+from blinkmpi.program.lower import lower
+from blinkmpi.program.spans import spans
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, Collective, carried
 from tests.unit.trees.packings import call_of, packing, random_packing, tree
 
