@@ -65,12 +65,12 @@ class PlanOnDemand:
     @property
     def plan(self) -> Plan:
         """What is planned so far."""
-        return self.known.plan
+        return self.latest.planned.plan
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """For which collectives and roots."""
-        return self.known.parts
+        return self.latest.planned.parts
 
     def lacks(self, collective: str, root: int) -> bool:
         """Whether a call of this collective and root has to wait for its part."""

@@ -45,10 +45,7 @@ class Call(Value, frozen=True):
     @property
     def text(self) -> str:
         """The call as people read it."""
-        return self.text_with(self.counts[0] if len(self.counts) == 1 or self.even else list(self.counts))
-
-    def text_with(self, count: object) -> str:
-        """The same with something else in place of the counts."""
+        count = self.counts[0] if len(self.counts) == 1 or self.even else list(self.counts)
         what = f"{count} x {self.dtype}" if self.dtype else ""
         if self.name:
             what = f"{self.name}, chunks of {self.counts[0]} x {self.dtype}"

@@ -87,8 +87,10 @@ def describe(call: Call) -> str:
 
 def announced(call: Call) -> Called:
     """A call as ranks compare it, with its count apart from the rest, if it has one."""
-    one = call.even and bool(call.dtype) and not call.name
-    return Called(call.text_with(COUNT), call.counts[0]) if one else Called(describe(call))
+    text = describe(call)
+    if call.name or not call.dtype or not call.even:
+        return Called(text)
+    return Called(text.replace(f"({call.counts[0]} x ", f"({COUNT} x ", 1), call.counts[0])
 
 
 def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:

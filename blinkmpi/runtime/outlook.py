@@ -111,7 +111,8 @@ class Outlook:
         """
         if plan is not None or call.name:
             return self._rule(call, blocking=blocking, plan=plan)
-        follows, key = self.planned.known.follows, (self.planned.known.digest, call, blocking)
+        known = self.planned.latest.planned
+        follows, key = known.follows, (known.digest, call, blocking)
         found: Rule | None = follows.find(key)
         if found is None:
             follows.put(key, found := self._rule(call, blocking=blocking, plan=None))
@@ -146,7 +147,8 @@ class Outlook:
         """The checked program of a call."""
         if plan is not None or call.name:
             return self._program(call, rule, plan)
-        follows, key = self.planned.known.follows, (self.planned.known.digest, call, rule)
+        known = self.planned.latest.planned
+        follows, key = known.follows, (known.digest, call, rule)
         found: Program | None = follows.find(key)
         if found is None:
             found = self._program(call, rule, None)

@@ -206,7 +206,13 @@ class ProgressThread:
         self._jobs: queue.SimpleQueue[tuple[Work, Finish] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.busy = 0  # jobs that have not ended
-        self._idle = threading.Condition()
+        self._made_idle: threading.Condition | None = None
+
+    @property
+    def _idle(self) -> threading.Condition:
+        """Made with the first job, before the thread: most communicators have none."""
+        self._made_idle = self._made_idle or threading.Condition()
+        return self._made_idle
 
     def begin(self, work: Work, say: Callable[[str], object]) -> Request:
         """Do ``work`` behind all earlier jobs, or here, which is said, if MPI takes calls of one thread alone."""
@@ -220,11 +226,11 @@ class ProgressThread:
 
     def _put(self, work: Work, finish: Finish) -> None:
         """Do ``work`` behind all earlier jobs, then call ``finish`` with the error that it raised."""
+        with self._idle:
+            self.busy += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="blinkmpi-progress", daemon=True)
             self._thread.start()
-        with self._idle:
-            self.busy += 1
         self._jobs.put((work, finish))
 
     @staticmethod
