@@ -3,8 +3,9 @@
 ``transport``        opens and loads; waits, times out, looks after the peers
 ``outlook``          what is known of it before it opens
 ``own_records``      where a rank announces its calls
-``executor.c``       the C executor, which runs the stages of a rank (``native`` compiles and loads it, ``native_rows``
-                     writes its table); with ``reduction.h`` and ``single_copy.h``
+``executor.c``       the C executor, which makes a rank's part of a call: ranks meet (``meeting.h``, ``waiting.h``) and
+                     do their stages (``stages.h``, ``reduction.h``, ``single_copy.h``), as ``native_rows`` writes
+                     them; ``native`` compiles and loads it
 ``numpy_executor``   the same in NumPy, where there is no C compiler
 ``host_program``     a program with addresses in place of channels; ``channel_layout`` says where these lie, ``traffic``
                      what it moves
@@ -15,8 +16,10 @@
 ``shared_window``    the memory that the ranks share
 ``shots``            messages of calls in one shot to other nodes
 ``single_copy``      the protocol ``cma``: chunks are read straight from their writer's buffer
-``repeated``         calls and groups that were made before, which C finds and makes again (``repeated_calls.h``,
-                     ``arguments.h``, ``block_kinds.h``, ``repeated_groups.h``, ``launches.h``, ``device_arrays.h``)
+``repeated``         calls and groups that were made before, which C finds and makes again (``repeated_calls.h``):
+                     what the user passes (``arguments.h``, ``device_arrays.h``), the table (``kept_calls.h``), calls
+                     of other lengths (``kinds.h``), groups (``repeated_groups.h``), launches on a stream
+                     (``launches.h``)
 ``pending_calls``    non-blocking calls, which C begins and moves on (``pending_calls.h``)
 ``mpi_functions``    the addresses of MPI's functions, for C
 ``compiling``        has a library that takes long compiled by another process

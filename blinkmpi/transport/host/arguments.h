@@ -5,6 +5,8 @@
  * operations of MPI by their handles; texts by what they say; all else is the same object. A list or a tuple comes before
  * its items. Buffers are plain arrays of NumPy's, whatever else shows its memory to Python (memoryview, bytearray,
  * array.array), torch's tensors, and arrays of CuPy's. Anything else is Python's to read. */
+#pragma once
+#include "device_arrays.h"
 
 enum { MOST_ARGUMENTS = 600, MOST_BUFFERS = 3, MOST_NUMBERS = 144, FORMAT_BYTES = 7 };
 enum { MOST_NESTED_NUMBERS = 3 }; /* as in [array, (counts, displacements), type] */

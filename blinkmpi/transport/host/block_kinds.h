@@ -3,6 +3,9 @@
  *
  * An entry of a kind is found by all that its calls are found by but these numbers and the lengths of their buffers. When it
  * is made, it is filled from the arguments of the call that Python has bound, and kept if that comes out as Python's table. */
+#pragma once
+#include "arguments.h"
+#include "blocks.h"
 
 enum { OF_KIND = 2, PENDING_OF_KIND = 3 }; /* in place of a stream: an entry of a kind; one of non-blocking calls */
 enum { NO_BLOCK, ONE_BLOCK, EACH_A_BLOCK }; /* what an argument has: for the root or from it, or for all; for each rank */

@@ -3,6 +3,8 @@
  *
  * An entry of a kind is found by all that its calls are found by but the counts and the lengths of their buffers. There may be
  * several of the same: for other counts, and for calls that are under way at the same time. */
+#pragma once
+#include "block_kinds.h"
 
 enum { LINE_BYTES = 64, CHUNK_STEP = 64 };
 enum { OF_COUNT, OF_SLOT, FIRST_BORDER }; /* values */

@@ -1,4 +1,6 @@
 /* Arrays on a GPU, and streams, as users pass them: read without Python of ours. launches.h launches calls on them. */
+#pragma once
+#include "objects.h"
 
 enum { HOST_MEMORY = 1, CUDA_MEMORY = 2, COMPLEX = 5, FLOAT = 2 }; /* of DLPack: types of devices, codes of types */
 enum { STREAM_TYPES = 4, ASKED = 1024 };
@@ -76,6 +78,14 @@ typedef struct { /* an argument: an array, or another object */
   int64_t region;   /* where an array on a GPU is registered, 0 if it is not; -1: in part */
   uint64_t at;      /* its address, in which calls may differ */
 } argument_t;
+
+static int alike(const argument_t *a, const argument_t *b) {
+  return a->object == b->object && a->data == b->data && a->elements == b->elements && a->flags == b->flags && a->region == b->region;
+}
+
+static uint64_t mixed_with(uint64_t mixed, const argument_t *a) {
+  return (mixed ^ (uint64_t)a->data ^ (uint64_t)a->object >> 4 ^ (uint64_t)a->elements << 32 ^ (uint64_t)a->region << 20) * 0x9E3779B97F4A7C15u;
+}
 
 static int64_t region_of(const gpu_t *g, uint64_t at, uint64_t nbytes) {
   int64_t found = 0;

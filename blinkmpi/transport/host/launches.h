@@ -3,6 +3,7 @@
  *
  * Whatever is not plain here (an address that is not this GPU's, a stream that is captured, a peer that is late, another
  * thread in the middle of a launch) is seen before anything has changed, and is Python's to do or to refuse. */
+#pragma once
 #include "device_arrays.h"
 
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, OF_DEVICE = 2 }; /* of CUDA: pointer attributes, a value of the first */

@@ -4,6 +4,10 @@
  *
  * A receive for the next call is begun before this call's message is sent. By then all ranks here have finished the call
  * before, and no node sends its next message before it has this one: so what is received lies where nobody reads. */
+#pragma once
+#include "meeting.h"
+#include "stages.h"
+
 typedef struct { uint64_t seq, print, bytes; } header_t; /* of a message, a line before the slots; bytes: of it all */
 
 typedef int start_t(void *);

@@ -7,6 +7,8 @@
  * became of the call (settle_call).
  *
  * To MPI a call is a generalized request, which is complete when the call is. */
+#pragma once
+#include "kinds.h"
 
 enum { QUEUED, RUNS, HAS_ENDED, HAS_FAILED }; /* how far a call is */
 enum { AGAIN = 100 };            /* a status: nothing has happened for a while */
@@ -314,7 +316,9 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
   pending_t *const before = q->last; /* and the queue keeps the object */
   if (before) before->next = r;
   else q->first = r;
-  q->last = r, t->pending++, mpi.untold++, t->open_gpu = 0;
+  q->last = r, t->open_gpu = 0;
+  t->pending++;
+  mpi.untold++;
   if (lock) pthread_cond_signal(&q->wake), pthread_mutex_unlock(&q->lock);
   if (!mine) return request;
   if (before || is_brief(e->call)) {

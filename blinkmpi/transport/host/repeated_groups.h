@@ -5,6 +5,11 @@
  * what `argument_of` or `read_array` says of each, and the length of each tuple or list before its items. To read an array
  * of CuPy's takes long, and what is read never changes: so a group that was found by the addresses of such arrays has a
  * second entry, by the very objects, of which it keeps weak references. */
+#pragma once
+#include "launches.h"
+
+enum { KEPT_FLAGS = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE };
+enum { SHUT, OPEN, INSIDE }; /* whether calls may be made; INSIDE: a thread makes one, without the interpreter's lock */
 enum { GROUPS = 512, MOST_NESTED = 4, THE_OBJECT = -3 /* flags of an argument that is an array of CuPy's itself */ };
 
 typedef struct { /* of a call: blink_run's arguments */
@@ -35,10 +40,6 @@ static argument_t argument_of(PyTypeObject *arrays, PyObject *object) {
   return (argument_t){(PyObject *)PyArray_DESCR(array), PyArray_BYTES(array), elements, PyArray_FLAGS(array) & KEPT_FLAGS, 0, 0};
 }
 
-static int alike(const argument_t *a, const argument_t *b) {
-  return a->object == b->object && a->data == b->data && a->elements == b->elements && a->flags == b->flags && a->region == b->region;
-}
-
 static int same_argument(const argument_t *kept, const argument_t *a) {
   if (kept->flags != THE_OBJECT || a->flags != THE_OBJECT) return alike(kept, a) && kept->at == a->at;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -49,10 +50,6 @@ static int same_argument(const argument_t *kept, const argument_t *a) {
   PyObject *const now = PyWeakref_GET_OBJECT(kept->object);
 #endif
   return now == a->object;
-}
-
-static uint64_t mixed_with(uint64_t mixed, const argument_t *a) {
-  return (mixed ^ (uint64_t)a->data ^ (uint64_t)a->object >> 4 ^ (uint64_t)a->elements << 32 ^ (uint64_t)a->region << 20) * 0x9E3779B97F4A7C15u;
 }
 
 /* Append what an object is found by, an array of CuPy's itself if `unread`; 0 if it is Python's to read. */

@@ -1,4 +1,6 @@
-/* What steps cost, for predictions (forecast/calibrate.py); included behind the steps themselves. */
+/* What steps cost, for predictions (forecast/calibrate.py). */
+#pragma once
+#include "stages.h"
 
 /* Time the chunks `first` to `last` of a row as if nobody had to be waited for, and raise no flag: what a step of it costs.
  * Returns the nanoseconds of this thread, or -1 if the memory of another process could not be read; `passed` gets those

@@ -1,0 +1,10 @@
+/* What is needed where objects of Python's and NumPy's are read: their headers, and the executor's functions. */
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <Python.h>
+#include <numpy/ndarraytypes.h>
+#include "call.h"
+
+int blink_run(call_t *j, int64_t *rows, uint64_t seq);
+int blink_execute(call_t *j, int64_t *rows);
