@@ -36,6 +36,7 @@ GOAL = 0.95  # of mpi4py's speed
 SIZES = (32, 4 << 10, 128 << 10, 1 << 20, 8 << 20)  # bytes in all
 NEW_LENGTHS = 10_000  # more than are kept
 CYCLES = (10, 100, 1000, 5000)  # different lengths
+COUNTS = 64  # different ones, in turn
 PIECES = 32  # broadcasts that are begun before the first is waited for
 LOOP_S = 0.003  # that a loop takes about
 Array = NDArray[Any]
@@ -65,6 +66,8 @@ def forms(world: Any, sizes: Sequence[int]) -> Iterator[Form]:
         yield Form(f"Allreduce, {lengths} lengths from 8 B on, in turn", SIZES[0], cycle, vectors, calls=lengths)
 
     yield from _of_new_lengths(world)
+    for size in SIZES[1:-1]:
+        yield from _of_other_counts(world, size)
     made: dict[str, Callable[[Any], Any]] = {"Split": lambda comm: comm.Split(0, comm.rank), "Dup": lambda comm: comm.Dup()}  # fmt: skip  # noqa: E501
     sent, received = np.ones(4), np.zeros(4)
     for name, make in made.items():
@@ -95,6 +98,28 @@ def _of_new_lengths(world: Any) -> Iterator[Form]:
 
     yield Form("Alltoallv of new lengths", SIZES[0], exchange, (y,), calls=NEW_LENGTHS)
     yield Form("Allgatherv of new lengths", SIZES[0], collect, (y,), calls=NEW_LENGTHS)
+
+
+def _of_other_counts(world: Any, size: int) -> Iterator[Form]:
+    """Calls each of which has another count than the one before, of about this size in all."""
+    n, most = world.size, size // 8
+    x, y, every = np.ones(most), np.zeros(most), np.zeros(most)
+    counts, parts = [most - i for i in range(COUNTS)], [most // n - i for i in range(COUNTS)]
+
+    def each(run: Callable[[Any, int], object], counts: Sequence[int] = counts) -> Callable[[Any], None]:
+        def all_of_them(comm: Any) -> None:
+            for count in counts:
+                run(comm, count)
+
+        return all_of_them
+
+    def form(name: str, run: Callable[[Any], object], *results: Array) -> Form:
+        return Form(f"{name} of another count each time", size, run, results, calls=COUNTS)
+
+    yield form("Allreduce", each(lambda c, k: c.Allreduce(x[:k], y[:k])), y)
+    yield form("Iallreduce + Wait", each(lambda c, k: c.Iallreduce(x[:k], y[:k]).Wait()), y)
+    yield form("Bcast", each(lambda c, k: c.Bcast(every[:k], root=0)), every)
+    yield form("Allgather", each(lambda c, k: c.Allgather(x[:k], y[: n * k]), parts), y)
 
 
 def _of_size(world: Any, size: int) -> Iterator[Form]:
