@@ -13,6 +13,7 @@ TREES = "chunks along trees, through slots and messages of MPI"
 MESSAGES = "announcement and data in one message: whole vectors are folded or copied before it is sent"
 ONE_COPY = "one copy from process to process, as mpi4py's call makes"
 SLOTS = "two copies through slots"
+BLOCKS = "blocks, of which each rank reads its own from the sender's memory, or takes it from a slot"
 NON_BLOCKING = "left to MPI's non-blocking collective, so that the deadline holds"
 
 
@@ -85,13 +86,15 @@ def by_reason(rows: Sequence[dict[str, Any]], hosts: int) -> dict[str, list[dict
 
 def reason_of(row: dict[str, Any], hosts: int) -> str:
     """What the time of a call goes to."""
-    how = row.get("how") or {}  # a barrier has none
+    how = row.get("how") or {}  # a barrier has none, nor has a call of blocks
     if not row["size"]:
         return CHECK
     if how.get("scheme") == "mpi":
         return NON_BLOCKING
     if row["size"] <= SHORT_BYTES:
         return ALL_MEET
+    if not how:
+        return BLOCKS
     if hosts > 1:
         return MESSAGES if how["protocol"] == "one_shot" else TREES
     return ONE_COPY if "cma" in how["protocol"] else SLOTS
