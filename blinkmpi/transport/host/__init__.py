@@ -5,7 +5,7 @@
 ``own_records``      where a rank announces its calls
 ``executor.c``       the C executor, which makes a rank's part of a call: ranks meet (``meeting.h``, ``waiting.h``) and
                      do their stages (``stages.h``, ``reduction.h``, ``single_copy.h``), as ``native_rows`` writes
-                     them; ``native`` compiles and loads it
+                     them; ``native`` compiles and loads it, and ``c_structs`` reads the structures that both know
 ``numpy_executor``   the same in NumPy, where there is no C compiler
 ``host_program``     a program with addresses in place of channels; ``channel_layout`` says where these lie, ``traffic``
                      what it moves

@@ -16,9 +16,10 @@ from ...program.blocks import BlockMoves
 from ...program.memory import address
 from ..announcement import Called
 from .block_memory import CHUNKS
+from .c_structs import fields, names
 from .host_call import HostBuffers, HostCall
 from .host_program import CACHE_BYTES
-from .native import BLOCK, BLOCKS, RUNNING
+from .native import RUNNING
 from .traffic import names_of_blocks
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ class BlockCall(HostCall):
         transport, rank = self.transport, self.transport.rank
         if self.struct.phase < RUNNING:
             return transport.peers.absent(int(self.struct.seq))
-        head = dict(zip(BLOCKS, self._table.tolist(), strict=False))
-        rows = self._table[len(BLOCKS) :].reshape(-1, len(BLOCK)).tolist()
+        words = names("call.h", "blocks_t")
+        head = dict(zip(words, self._table.tolist(), strict=False))
+        rows = self._table[len(words) :].reshape(-1, len(names("call.h", "block_t"))).tolist()
         found: dict[int, str] = {}
         for r, (_, sends, _, receives, sent, received) in enumerate(rows):
             if received < receives and r != rank:
@@ -91,7 +93,7 @@ class BlockCall(HostCall):
 class KindStruct(ctypes.Structure):
     """``kind_t`` of block_kinds.h."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("item", "root", "stream_from", "rings", "tally")]
+    _fields_ = fields("block_kinds.h", "kind_t")
 
 
 class BlockKind(BlockCall):

@@ -11,7 +11,7 @@ enum { OF_KIND = 2, PENDING_OF_KIND = 3 }; /* in place of a stream: an entry of 
 enum { NO_BLOCK, ONE_BLOCK, EACH_A_BLOCK }; /* what an argument has: for the root or from it, or for all; for each rank */
 enum { TALLY_CALL, TALLY_TREE, TALLY_SLOTS, TALLY_CMA, TALLY_OUT, TALLY_WORDS = 3 }; /* then what comes in, by rank */
 
-typedef struct kind { /* what Python says of it; block_call.py writes and mirrors it */
+typedef struct kind { /* what Python says of it (block_call.py) */
   int64_t item, root;  /* bytes of an element */
   int64_t stream_from; /* bytes of the larger buffer from which on results are written past the caches */
   int64_t rings;       /* whether there is memory for blocks that go in chunks */

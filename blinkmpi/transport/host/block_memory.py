@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from ...program.blocks import BlockMoves
 from ..control_pages import HEADS, LINE
-from .native import BLOCKS
+from .c_structs import names
 from .shared_window import SharedWindow
 
 # Blocks up to so many bytes go through a slot whole, if they fit there: of ranks with a core each, and of more ranks
@@ -100,7 +100,7 @@ class BlockMemory:
             CHUNKS,
         ]
         words += self._flags
-        words += [0] * (len(BLOCKS) - len(words))
+        words += [0] * (len(names("call.h", "blocks_t")) - len(words))
         for r, ((start, sent), (stop, received)) in enumerate(zip(moves.sends, moves.receives, strict=True)):
             own = r == self._rank
             goes = not own or (moves.shared and self._n > 1)

@@ -1,4 +1,4 @@
-/* A call: what it is, the memory of the ranks, and how far it is. */
+/* A call: what it is, the memory of the ranks, and how far it is. Python reads these structures here (c_structs.py). */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@ enum { ENTERED = 0, FINISHED = 1, SEND = 2, RECV = 3, TURN = 2, LENGTHS = 6 };
 enum { SOON_NS = 1000000, LATE_LOOKS = 4 }; /* when, and how often, to look for aborts elsewhere: control_pages.py */
 enum { PIECE_LENGTH = 32768, PIECES = 40 }; /* a message goes in pieces, short enough for MPI to send them at once */
 
-/* Another node, and all other nodes, in calls of one shot (node_messages.h); shots.py writes and mirrors both. */
+/* Another node, and all other nodes, in calls of one shot (node_messages.h); shots.py writes both. */
 typedef struct {
   int64_t first;        /* its first rank, which receives for it */
   int64_t ranks, *rank; /* its ranks */
@@ -47,7 +47,7 @@ typedef struct {
   int64_t sent, received; /* bytes of them that are done in the call under way */
 } block_t;
 
-/* What a call of blocks moves, and where between the ranks (blocks.h); block_call.py writes and mirrors both. */
+/* What a call of blocks moves, and where between the ranks (blocks.h); block_call.py writes both. */
 typedef struct {
   int64_t shared;        /* whether each rank sends all others one block */
   int64_t in_place;      /* whether blocks come where blocks lie that are sent */
@@ -63,8 +63,7 @@ typedef struct {
   block_t each[];        /* by rank */
 } blocks_t;
 
-/* A call: its program, the shared window, the buffers it is bound to, and how far it is. Every field has 8 bytes.
- * native.py mirrors it: FIELDS below are compared with its list when the library is loaded. */
+/* A call: its program, the shared window, the buffers it is bound to, and how far it is. Every field has 8 bytes. */
 typedef struct {
   /* the program */
   int64_t stages;     /* number of rows */
@@ -112,17 +111,6 @@ typedef struct {
   int64_t moved;      /* out: chunks done by this invocation */
   int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read; or an error of MPI */
 } call_t;
-
-#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) X(nodes) X(sends) X(blocks) \
-  X(tally) X(tallies) X(trace) X(program) X(timing) X(times) X(timed) \
-  X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
-  X(send_bytes) X(recv_bytes) X(readable) X(print) X(body) X(body_bytes) X(elsewhere) \
-  X(before) X(after) X(befores) X(afters) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \
-  X(fault) X(faulty)
-#define NAME(field) #field " "
-#define OFFSET(field) offsetof(call_t, field),
-const char blink_call_fields[] = FIELDS(NAME);
-const int64_t blink_call_offsets[] = {FIELDS(OFFSET) sizeof(call_t)};
 
 static int idle_call(idle_t *w, const call_t *j) { return idle(w, j->spins, j->heartbeat, j->abort, j->timeout_ns); }
 

@@ -18,6 +18,7 @@ from ...program.by_count import COUNT, SLOT, Border, ByCount, by_count, read, sy
 from ...program.spans import Cut, align_of, border
 from ..announcement import Called, encode
 from ..control_pages import BODY, LINE
+from .c_structs import fields
 from .host_call import HostBuffers, HostCall
 from .host_program import resolve
 from .native import CallStruct
@@ -37,13 +38,7 @@ LARGEST = 1 << 62  # a count that msgspec writes in eight bytes, as C does
 class CountStruct(ctypes.Structure):
     """``count_kind_t`` of count_kinds.h."""
 
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in (
-            "item", "width", "buffers", "least", "most", "align", "chunk", "borders", "border", "lengths", "length",
-            "words", "word", "value",
-        )),
-        ("form", ctypes.c_uint64), ("count", ctypes.c_int64), ("each", ctypes.c_int64 * 2),
-    ]  # fmt: skip
+    _fields_ = fields("count_kinds.h", "count_kind_t")
 
 
 class CountKind(HostCall):

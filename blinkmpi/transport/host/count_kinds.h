@@ -12,7 +12,7 @@ enum { NUMERATOR, DENOMINATOR, SHARED_BY, BORDER_WORDS };
 enum { SPAN_FIRST, SPAN_END, SPAN_WORDS };
 enum { TARGET, CONSTANT, TERMS, SUM_WORDS }; /* of a sum, before its (value, times) */
 
-typedef struct count_kind { /* what Python says of it; count_kind.py mirrors it */
+typedef struct count_kind { /* what Python says of it (count_kind.py) */
   int64_t item, width;      /* bytes of an element of a buffer, and of one in a slot */
   int64_t buffers;          /* arguments that are buffers: the first one or two */
   int64_t least, most;      /* counts */

@@ -15,7 +15,7 @@ enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks *
 
 const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD, TIMING,
   sizeof(event_t), sizeof(trace_t), EVENT_CHUNK, EVENT_WAIT, EVENT_ENTER, EVENT_CALL, NETWORK, ELSEWHERE, TOLD,
-  sizeof(nodes_t), sizeof(node_t), PIECE_LENGTH, PIECES, SOON_NS, LATE_LOOKS, sizeof(blocks_t), sizeof(block_t)};
+  sizeof(nodes_t), sizeof(node_t), sizeof(blocks_t), sizeof(block_t), PIECE_LENGTH, PIECES, SOON_NS, LATE_LOOKS, sizeof(call_t)};
 
 /* Tell the others where this rank's buffers are in the call that it is about to announce; or that they cannot be read,
  * as memory of devices may not: the first and the last byte of each are tried, all in one call of the system, when

@@ -11,8 +11,8 @@ enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512 };
 #define MASK 0xFFFFFFFFu
 #define SPREAD 0x9E3779B1u
 
-/* A call: its kernels, what they were aimed at, and what is announced. Every field has 8 bytes. launches.py mirrors it:
- * LAUNCH_FIELDS below are compared with its list when the library is loaded. */
+/* A call: its kernels, what they were aimed at, and what is announced. Every field has 8 bytes.
+ * Python reads this structure here (c_structs.py). */
 typedef struct {
   /* the driver */
   int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
@@ -48,16 +48,6 @@ typedef struct {
   int64_t *starts;   /* of such calls; whether anybody will look at that again */
   int64_t *kernels;
 } launch_t;
-
-#define LAUNCH_FIELDS(X) X(launch) X(current) X(attribute) X(capturing) X(context) X(device) X(stream) X(asks) X(parts) X(first) X(end) \
-  X(function[0]) X(function[1]) X(function[2]) X(function[3]) X(grid[0]) X(grid[1]) X(grid[2]) X(grid[3]) \
-  X(block[0]) X(block[1]) X(block[2]) X(block[3]) X(words[0]) X(words[1]) X(words[2]) X(words[3]) \
-  X(count[0]) X(count[1]) X(count[2]) X(count[3]) \
-  X(print_at) X(base[0]) X(base[1]) X(moves) X(moving) X(nbytes) X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) \
-  X(print) X(body) X(body_bytes) X(elsewhere) X(report) X(history) X(starts) X(kernels)
-#define LAUNCH_OFFSET(field) offsetof(launch_t, field),
-const char blink_launch_fields[] = LAUNCH_FIELDS(NAME);
-const int64_t blink_launch_offsets[] = {LAUNCH_FIELDS(LAUNCH_OFFSET) sizeof(launch_t)};
 
 /* ---- a call */
 

@@ -28,7 +28,7 @@ from ...util.cache_folder import cache_dir, make_folder, put, read_kept, sealed,
 from ...util.cache_folder import library as open_library
 from ..control_pages import LATE_LOOKS, RECV_WORD, SEND_WORD, SEQ_BITS, SOON_NS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
-from . import launches
+from .c_structs import fields, names
 
 SOURCE = Path(__file__).with_name("executor.c")
 SOURCES = (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
@@ -38,43 +38,27 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-f
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
 
-# What executor.c and this package count on alike; :func:`load` compares them with the library's.
-FIELDS = (
-    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
-    "nodes", "sends", "blocks", "tally", "tallies", "trace", "program", "timing", "times", "timed",
-    "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
-    "send", "recv", "send_bytes", "recv_bytes", "readable", "print", "body", "body_bytes", "elsewhere",
-    "before", "after", "befores", "afters",
-    "seq", "base", "timeout_ns", "phase", "left", "moved", "fault", "faulty",
-)  # fmt: skip
+
+class CallStruct(ctypes.Structure):
+    """``call_t`` of call.h: a call, from its program to how far it is."""
+
+    _fields_ = fields("call.h", "call_t")
+
+
 PIECE_BYTES, PIECES = 32 << 10, 40  # a message goes in pieces, short enough for MPI to send them at once
-# Words of call.h's nodes_t and node_t, which shots.py makes.
-NODES = ("start", "test", "isend", "irecv", "pointers", "comm", "byte", "tag", "status", "out[0]", "out[1]", "here",
-         "ranks", "aborts", "others", "each", "met")  # fmt: skip
-NODE = ("first", "ranks", "rank", "in[0]", "in[1]", "receive[0]", "receive[1]", "receiving[0]", "receiving[1]", "told",
-        "told_seq", *("sending",) * 2 * PIECES, "sends[0]", "sends[1]", *("rest",) * PIECES, "rests", "came",
-        "began")  # fmt: skip
-# Words of call.h's blocks_t and block_t, which block_call.py makes.
-BLOCKS = ("shared", "in_place", "read_from", "slots", "arenas", "apart", "odd", "room", "longest", "ring", "chunk",
-          "depth", "heads", "tails", "sum", "closed")  # fmt: skip
-BLOCK = ("from", "sends", "to", "receives", "sent", "received")
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 4  # the phase in which all ranks have entered the same call
 NETWORK, ELSEWHERE = 7, 8  # statuses: MPI failed; another node announced something else
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
 TOLD = 3  # the phase in which announcements alone cross between nodes, through Python
+WITH_PYTHON = (("launches.h", "launch_t"), ("block_kinds.h", "kind_t"), ("count_kinds.h", "count_kind_t"))
 TIMING = 2  # words of a traced call's row
 CONSTANTS = (
     SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD,
     TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL, NETWORK, ELSEWHERE, TOLD,
-    8 * len(NODES), 8 * len(NODE), PIECE_BYTES, PIECES, SOON_NS, LATE_LOOKS, 8 * len(BLOCKS), 8 * len(BLOCK),
+    *(8 * len(names("call.h", name)) for name in ("nodes_t", "node_t", "blocks_t", "block_t")),
+    PIECE_BYTES, PIECES, SOON_NS, LATE_LOOKS, ctypes.sizeof(CallStruct),
 )  # fmt: skip
-
-
-class CallStruct(ctypes.Structure):
-    """``call_t`` of executor.c: a call, from its program to how far it is."""
-
-    _fields_ = [(name, ctypes.c_uint64 if name in ("print", "seq", "base") else ctypes.c_int64) for name in FIELDS]
 
 
 class LayoutError(OSError):
@@ -320,27 +304,17 @@ def _repeated(library: ctypes.CDLL, path: str) -> Callable[[tuple[Any, ...]], tu
         return None
     if version != sys.hexversion >> 16:
         return None
-    check_fields(library, "launch", *launches.layout())
+    found = list((ctypes.c_int64 * len(WITH_PYTHON)).in_dll(library, "blink_sizes"))
+    wanted = [8 * len(names(header, name)) for header, name in WITH_PYTHON]
+    if found != wanted:
+        raise LayoutError(f"the library has {WITH_PYTHON} of {found} bytes, and their headers of {wanted}")
     make = ctypes.PyDLL(path).blink_repeated_calls
     make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
     return make
 
 
-def check_fields(library: ctypes.CDLL, struct: str, fields: list[str], wanted: list[int]) -> None:
-    """Raise LayoutError unless a structure has these fields at these offsets, and this size behind them."""
-    names = ctypes.c_char * (len(" ".join(fields)) + 2)
-    found = names.in_dll(library, f"blink_{struct}_fields").value.decode().split()
-    if found != fields:
-        raise LayoutError(f"executor.c has the fields {found} of {struct}_t, Python {fields}; make them equal")
-    at = list((ctypes.c_int64 * len(wanted)).in_dll(library, f"blink_{struct}_offsets"))
-    if at != wanted:
-        raise LayoutError(f"executor.c has the fields of {struct}_t at {at}, Python at {wanted}; make them equal")
-
-
 def check_layout(library: ctypes.CDLL) -> None:
-    """Raise LayoutError unless the library has the fields, offsets and constants that this module lists."""
-    wanted = [*(getattr(CallStruct, name).offset for name in FIELDS), ctypes.sizeof(CallStruct)]
-    check_fields(library, "call", list(FIELDS), wanted)
+    """Raise LayoutError unless the library has the constants that this module lists, and structures of these sizes."""
     constants = tuple((ctypes.c_int64 * len(CONSTANTS)).in_dll(library, "blink_constants"))
     if constants != CONSTANTS:
         raise LayoutError(f"executor.c has the constants {constants}, native.py {CONSTANTS}; make them equal")

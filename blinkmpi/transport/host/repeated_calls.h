@@ -5,6 +5,7 @@
 #include "pending_calls.h"
 
 const int64_t blink_python = PY_VERSION_HEX >> 16; /* whose structures this was compiled for */
+const int64_t blink_sizes[] = {sizeof(launch_t), sizeof(kind_t), sizeof(count_kind_t)};
 
 /* Run a call; see repeat_call. */
 static PyObject *run_entry(repeated_t *t, entry_t *e, int64_t timeout_ns) {

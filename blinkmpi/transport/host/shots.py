@@ -17,9 +17,11 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ..network.messages import SHOT_TAG, NodeMessages
-from .native import NODE, PIECE_BYTES
+from .c_structs import names
+from .native import PIECE_BYTES
 from .shared_window import SharedWindow
 
+NODE = names("call.h", "node_t")
 HEADER_BYTES = 64  # a line
 SETTLE_SECONDS = 1.0  # for what was sent and never received, of calls that were refused
 Words = NDArray[np.int64]
@@ -60,7 +62,7 @@ class NodeShots:
             receives = [pages.Recv_init(place, first, SHOT_TAG + k) for k, place in enumerate(places)]
             self._requests += receives
             request, number = told[first]
-            self._each[i, : NODE.index("sending")] = (
+            self._each[i, : NODE.index("sending[0][0]")] = (
                 first, len(self._away[i]), self._away[i].ctypes.data, base + at, base + at + stride,
                 *map(MPI._addressof, receives), 0, 0, MPI._addressof(request), number,
             )  # fmt: skip

@@ -10,7 +10,7 @@ typedef struct { /* events.py has it, too */
   int32_t program, row, number, kind; /* number: of the chunk, or the rank that was waited for, or -1 */
 } event_t;
 
-typedef struct {     /* of a communicator; events.py mirrors it */
+typedef struct {     /* of a communicator; events.py has it, too */
   int64_t capacity;  /* a power of two */
   int64_t written;   /* events ever: the ring holds the last `capacity` */
   event_t *events;
