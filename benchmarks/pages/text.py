@@ -120,8 +120,8 @@ Each row is a loop of one call, ours and plain mpi4py's in turn on the same buff
 of a call divided by ours, the median over rounds, and in brackets our time in microseconds; what is below the goal is
 bold:
 
-- *A communicator* is made by MPI. Ours adds the Python of an object, and its first call opens memory that its ranks
-  share.
+- *A communicator* is made by MPI, once all ranks have met under the deadline. Ours adds the Python of an object, and
+  its first call an exchange by which the ranks agree on what the last one of the same ranks has left.
 - *A broadcast of few bytes* ends when all ranks have come, so that a mismatch is raised on every rank. mpi4py's root
   goes on before.
 - *Broadcasts that are begun together* are read one after another from the root's memory, and the root waits for each;
