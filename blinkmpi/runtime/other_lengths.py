@@ -152,18 +152,17 @@ def count_kind(context: Context, ready: Prepared, rule: Rule, arguments: int, *,
     def load(count: int) -> HostProgram:
         return context.load(of(count), rule)
 
-    parts: Mapping[int, Cut] = {}
-    if rule.protocol not in ONE_SHOTS:
-        packing = context.plans.packing(call.collective, call.root, rule.scheme)
-        parts = cuts(packing, call)
+    one_shot = rule.protocol in ONE_SHOTS
+    packing = None if one_shot else context.plans.packing(call.collective, call.root, rule.scheme)
+    parts = {} if packing is None else cuts(packing, call)
 
     def alike(count: int) -> bool:
         """Whether a call takes the same row, with slots of the same size."""
-        slots = not parts or chunk_for(packing, of(count), rule) == chunk_for(packing, call, rule)
+        slots = packing is None or chunk_for(packing, of(count), rule) == chunk_for(packing, call, rule)
         return slots and context.rule(of(count), blocking=blocking) == rule
 
     others = [row.min_bytes for row in context.plans.rules if row.collective == call.collective]
-    counts = _counts_of(call, rule, others, parts, alike)
+    counts = _counts_of(call, rule, others, parts, alike, ONE_SHOT_BYTES if one_shot else LONGEST)
     buffers, timeout_s = HostBuffers(ready.send, ready.recv), context.timeout_s
     try:
         return kind_of(context.host, load, called, buffers, timeout_s, cuts=parts, counts=counts, arguments=arguments)
@@ -172,7 +171,7 @@ def count_kind(context: Context, ready: Prepared, rule: Rule, arguments: int, *,
 
 
 def _counts_of(
-    call: Call, rule: Rule, rows: list[int], parts: Mapping[int, Cut], alike: Callable[[int], bool]
+    call: Call, rule: Rule, rows: list[int], parts: Mapping[int, Cut], alike: Callable[[int], bool], most_bytes: int
 ) -> tuple[int, int]:
     """The least and the greatest count of calls whose programs are as this call's, as far as can be said at once.
 
@@ -180,6 +179,7 @@ def _counts_of(
 
     Args:
         rows: from how many bytes on calls take other rows.
+        most_bytes: of the longest in any case.
     """
     from ..program.spans import align_of
 
@@ -187,7 +187,7 @@ def _counts_of(
     each = call.nbytes // count
     shares = [cut.end - cut.first for cut in parts.values()]
     least = max(1, -(-rule.min_bytes // each), int(2 * align_of(call) / min(shares)) if shares else 1)
-    longest = min((row for row in rows if row > call.nbytes), default=LONGEST if parts else ONE_SHOT_BYTES)
+    longest = min((row for row in rows if row > call.nbytes), default=most_bytes)
     most = (longest - 1) // each
     cached = CACHE_BYTES // (2 * call.n) // each
     if past_caches(call):

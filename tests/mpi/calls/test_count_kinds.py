@@ -58,12 +58,14 @@ def counts_for(n: int, seed: int) -> list[int]:
     """Counts of one seed on every rank: short ones, and of each size some."""
     rng = random.Random(seed)
     most = ROOM // n
-    return [*range(1, 9), *(rng.randrange(1, most >> rng.randrange(17) or 2) for _ in range(60)), most]
+    short = (rng.randrange(1, most >> rng.randrange(17) or 2) for _ in range(40))
+    long = (rng.randrange(most >> 7, most >> rng.randrange(6)) for _ in range(24))
+    return [*range(1, 9), *short, *long, most, *(most >> i for i in range(12))]
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", long_but(("Allreduce", "Iallreduce", "Bcast", "Allgather", "Alltoall"), CALLS))
-@mpi(ranks=(2, 3), timeout=120)
+@mpi(ranks=(2, 3), timeout=200)
 def test_other_counts_are_made_by_c_as_by_python(comm: MPI.Intracomm, name: str, how: str) -> None:
     options, call = HOW[how](comm.size), CALLS[name]
     with blinkmpi.Communicator(comm, executor="c", **options) as ours, blinkmpi.Communicator(comm, **options) as python:
