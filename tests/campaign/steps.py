@@ -135,6 +135,8 @@ def _step(rng: random.Random, number: int, mix: Mix) -> Step:
     how = {"requests": "request", "graph": "graph"}.get(what, "")
     some = rng.randint(1, 6) if what != "calls" else rng.choice((1, 1, 2, 3))
     most = mix.most_bytes if what == "calls" else mix.most_bytes >> 3
+    if what != "graph" and rng.random() < 0.15:
+        return Step(number, what, comm, (_lengths(rng, mix, how),), (), late, draw=draw)
     return Step(
         number, what, comm, (tuple(_call(rng, mix, mix.n, how, most) for _ in range(some)),), (), late, draw=draw
     )
@@ -162,6 +164,16 @@ def _joined(rng: random.Random, mix: Mix) -> tuple[Call, ...]:
     other = _call(rng, mix, mix.n, "joined", 1 << 20)
     some.insert(rng.randrange(many), replace(other, times=like.times, after="check"))  # which keeps what it sends
     return tuple(some)
+
+
+def _lengths(rng: random.Random, mix: Mix, how: str) -> tuple[Call, ...]:
+    """Calls that differ in their lengths alone: from the third on of a size, C makes them by itself."""
+    like = _call(rng, mix, mix.n, how, 1 << 20)
+    each = dtype_of(like.case.dtype).itemsize * (mix.n if KINDS[like.case.collective].blocked else 1)
+    counts = (min(_nbytes(rng), 1 << 20) // each for _ in range(rng.randint(4, 9)))
+    return tuple(
+        replace(like, case=replace(like.case, count=c, salt=rng.randrange(1, 1 << 30)), times=1) for c in counts
+    )
 
 
 def _call(rng: random.Random, mix: Mix, n: int, how: str = "", most: int = 0) -> Call:

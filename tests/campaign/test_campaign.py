@@ -146,7 +146,8 @@ def test_what_is_told_of_a_job(tmp_path: Path) -> None:
         faulthandler.dump_traceback(stacks)
     hung = told(tmp_path, outcome(timed_out=True))
     short, _, whole = hung.hung[0].partition("---")
-    assert "\nrank 1\n  test_what_is_told_of_a_job (test_campaign.py:" in short
+    assert "\nrank 1\n" in short
+    assert "\n  test_what_is_told_of_a_job (test_campaign.py:" in short
     assert "in test_what_is_told_of_a_job\n" in whole
     assert hung.wrong == []
     records[0].mistake("7 is not 8")
