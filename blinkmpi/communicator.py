@@ -285,7 +285,8 @@ class Communicator(Planned, GuardedIntracomm):
         if self._ready is None:
             child.timeout_s = timeout if is_time(timeout) else None
             try:
-                left = None if child.begun else child.parent.spares.take(child, child.timeout_s)
+                takes = child.begun is None and child.may_take
+                left = child.parent.spares.take(child, child.timeout_s) if takes else None
                 if isinstance(left, Dispatcher):
                     left.serve(child)
                     self._ready = left
@@ -294,8 +295,9 @@ class Communicator(Planned, GuardedIntracomm):
             except BaseException as error:
                 child.begun = None
                 if isinstance(error, DEAD):
-                    child.dead = error
                     end_job_at_exit(str(error))
+                if isinstance(error, DEAD) or not isinstance(error, Exception):  # or an interrupt, amid an exchange
+                    child.dead = error
                 raise
         return self._ready
 

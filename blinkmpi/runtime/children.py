@@ -158,14 +158,13 @@ class Spares:
                 found.wake()  # before others may wait for it
             self._turns[child.ranks] += 1
             turn = f"{child.ranks} {self._turns[child.ranks]}"
-        mine, theirs = np.array([last]), np.empty(len(child.ranks), np.int64)
-        request = child.comm.Iallgather(mine, theirs)
-        if not any(request.Test() for _ in range(AT_ONCE)):
-            deadline, slow = timeout_s or child.usual_timeout_s, SlowWaits(child.parent.settings)
-            comm = BoundedComm(child.comm, Rendezvous(child.first_call, deadline, slow), name=f"what was left, {turn}")
-            comm.wait(request, (mine, theirs))
-        if (theirs == last).all():
-            return found
+        try:
+            if set(_numbers_of_all(child, last, timeout_s, turn)) == {last}:
+                return found
+        except BaseException:
+            if found is not None:
+                found.discard()
+            raise
         if found is not None:
             found.rest()
             if not self.put(child.ranks, last, found):
@@ -186,6 +185,17 @@ class Spares:
         self._closed = True
         while self._left:
             self._left.popitem()[1].discard()
+
+
+def _numbers_of_all(child: Child, mine: int, timeout_s: float | None, turn: str) -> list[int]:
+    """Every rank's number; collective, and mostly through before anybody has to look at the clock."""
+    own, all_of_them = np.array([mine]), np.empty(len(child.ranks), np.int64)
+    request = child.comm.Iallgather(own, all_of_them)
+    if not any(request.Test() for _ in range(AT_ONCE)):
+        rendezvous = Rendezvous(child.first_call, timeout_s or child.usual_timeout_s, SlowWaits(child.parent.settings))
+        comm = BoundedComm(child.comm, rendezvous, name=f"what was left, {turn}")
+        comm.wait(request, (own, all_of_them))
+    return list(map(int, all_of_them))
 
 
 class Child:
@@ -214,6 +224,11 @@ class Child:
         """Whether a call with these arguments can open it in a thread: on host memory, by an operation of MPI's."""
         own = any(isinstance(arg, MPI.Op) and not arg.is_predefined for arg in args)
         return self.parent.why_no_gpus is not None and not own and not any(map(lies_on_device, args))
+
+    @property
+    def may_take(self) -> bool:
+        """Whether one of these ranks can have left something; the same on every rank."""
+        return self.parent.why_no_gpus is not None and len(set(self.firsts)) == 1
 
     @property
     def first_call(self) -> str:

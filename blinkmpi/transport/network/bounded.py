@@ -188,7 +188,8 @@ class Bounded(ABC):
         if rendezvous.slow.due((self._name, self._turn), waited_s) and self.rank == self._speaker():
             missing = self.missing()
             text = f"{rendezvous.what}: rank {me} has waited {waited_s:.0f} s; {self._words(missing)}"
-            text = f"{text}it goes on waiting{stacks_of(missing, self.processes())}"
+            known = {self.among[r]: process for r, process in self.processes().items()}
+            text = f"{text}it goes on waiting{stacks_of([self.among[r] for r in missing], known)}"
             rendezvous.slow.say(text, rendezvous.timeout_s)
 
     # ---- the others
