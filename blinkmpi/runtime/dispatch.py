@@ -606,14 +606,14 @@ class Dispatcher:
             self.host.helper.close()
             self.die(self.dead)
             return
+        self.seq += 1
         failed: BaseException | None = None
         try:
-            self.meet("free()")
+            self.host.barrier(self.seq, Called("free()"), self.context.timeout_s)
         except BaseException as error:
-            failed = error
+            failed = error.error if isinstance(error, Refused) else error
         if failed is not None:
             self.die(failed)
-            failed.__context__, failed.__suppress_context__ = None, False
             raise failed  # out here, so that what the user's code raised before is shown too
         if not self._spared(freed=True):
             self.end()

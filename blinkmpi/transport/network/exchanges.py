@@ -157,22 +157,13 @@ class Members(BoundedComm):
         """Everybody's bytes, of which each has told the number."""
         mine, theirs = np.frombuffer(body, np.uint8), [np.empty(count, np.uint8) for count in counts]
         others = [r for r in range(self.size) if r != self.rank]
+        self.come()
         requests = [self.comm.Irecv(theirs[r], self.among[r], self._tag) for r in others]
         requests += [self.comm.Isend(mine, self.among[r], self._tag) for r in others]
-        self.wait(_All(requests), (mine, theirs))
+        for request, r in zip(requests, others * 2, strict=True):
+            self.wait(request, (requests, mine, theirs), peers=[r])
+        self.rendezvous.met = True
         return [body if r == self.rank else each.tobytes() for r, each in enumerate(theirs)]
-
-
-class _All:
-    """Requests, for whoever waits for all of them."""
-
-    def __init__(self, requests: list[MPI.Request]) -> None:
-        self._requests = requests
-
-    def Test(self) -> bool:
-        """Whether all are done; raises what one of them has met."""
-        self._requests = [request for request in self._requests if not request.Test()]
-        return not self._requests
 
 
 def introduce(comm: BoundedComm) -> None:
