@@ -122,6 +122,8 @@ def facts_of(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         own = rows.setdefault(f"{document['blinkmpi']['ranks']}x{about['hosts']}", {})
         least: dict[tuple[str, int], float] = {}
         for row in document["results"]:
+            if row["size"] and not row.get("how"):  # a call of blocks, which no table of a plan has
+                continue
             key = row["collective"], row["size"]
             least[key] = min(least.get(key, row["ratio"]), row["ratio"])
         for (collective, size), ratio in sorted(least.items()):

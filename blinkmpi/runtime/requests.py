@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mpi4py import MPI
@@ -206,13 +207,11 @@ class ProgressThread:
         self._jobs: queue.SimpleQueue[tuple[Work, Finish] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.busy = 0  # jobs that have not ended
-        self._made_idle: threading.Condition | None = None
 
-    @property
+    @cached_property
     def _idle(self) -> threading.Condition:
         """Made with the first job, before the thread: most communicators have none."""
-        self._made_idle = self._made_idle or threading.Condition()
-        return self._made_idle
+        return threading.Condition()
 
     def begin(self, work: Work, say: Callable[[str], object]) -> Request:
         """Do ``work`` behind all earlier jobs, or here, which is said, if MPI takes calls of one thread alone."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..transport.control_pages import CONTROL, INTRODUCTION, WORDS
+from ..transport.control_pages import CONTROL, INTRODUCTION, LEFT_WORD, RESTS, WORDS
 from ..transport.counters import MAGIC, is_counters
 from ..util.shared_memory import PREFIX, SHM, UNNAMED
 
@@ -31,6 +31,11 @@ class Window:
     counters: dict[int, tuple[int, int]]  # of each rank here: where its counters lie, and how many bytes
     file: Piece = (0, 0, 0)
     pids: list[int] = field(default_factory=list)  # processes that map it
+
+    @property
+    def rests(self) -> bool:
+        """Whether no rank here has the communicator any more: it is kept for the next one of these ranks."""
+        return all(int(self.words(rank)[LEFT_WORD]) == RESTS for rank in self.here)
 
     @property
     def here(self) -> tuple[int, ...]:
@@ -54,7 +59,7 @@ def windows(pid: int | None = None) -> list[Window]:
                 window.file = key
             if window is not None and process not in window.pids:
                 window.pids.append(process)
-    whole = [window for window in found.values() if window is not None]
+    whole = [window for window in found.values() if window is not None and not window.rests]
     return [window for window in whole if pid is None or pid in window.pids]
 
 

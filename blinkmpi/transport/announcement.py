@@ -11,10 +11,10 @@ import msgspec
 
 from ..util.together import Failure
 
+MASK = (1 << 64) - 1  # of a fingerprint
 SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
-WORD = (1 << 64) - 1
 ON_GPU = " in GPU memory"  # ends the text of a call whose ranks wait for one another in kernels
-COUNT = "#"
+COUNT = "#"  # stands in a call's text where its count is
 NUMBERS = 96  # that fit into a record, whatever they are: 9 bytes each
 
 
@@ -85,10 +85,10 @@ def encode(announcement: Announcement, room: int) -> tuple[int, bytes]:
 
 
 def with_count(form: int, count: int) -> int:
-    """The fingerprint of a call with this count, by that of what it announces else; count_kinds.h mixes them, too."""
-    mixed = form + (count + 1) * 0x9E3779B97F4A7C15 & WORD
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & WORD
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & WORD
+    """The fingerprint of a call with this count, by that of what it announces else, as count_kinds.h has it."""
+    mixed = form + (count + 1) * 0x9E3779B97F4A7C15 & MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
     return mixed ^ mixed >> 31
 
 

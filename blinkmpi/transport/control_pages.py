@@ -43,7 +43,8 @@ RECORDS = 4  # the line of the first record
 RECORD = 1024
 BODY = RECORD - 16  # bytes of a record's body
 INTRODUCTION = 3  # word of line 3
-LEFT, DROPPED, RESTS = 1, 2, 3  # the third word of line 2
+LEFT_WORD = 2 * WORDS + 2  # the third word of line 2: one of the next line's, once a rank takes part in no call
+LEFT, DROPPED, RESTS = 1, 2, 3
 FLAGS = LINE * (RECORDS + 3 * RECORD // LINE)  # where the heads begin; what lies before them every call needs
 CONTROL = FLAGS + LINE * (HEADS + TAILS)
 

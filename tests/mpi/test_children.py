@@ -184,6 +184,19 @@ def test_others_see_each_communicator_of_a_file(comm: MPI.Intracomm) -> None:
             assert sorted(tuple(each.entered for each in found.ranks) for found in seen) == [(2, 2), (3, 3)]
         comm.Barrier()
         child.Free()
+        comm.Barrier()
+        if comm.rank == 0:  # what is kept for the next one is none
+            seen = [look(window) for window in windows(peer) if window.file[:2] == (file.st_dev, file.st_ino)]
+            assert [tuple(each.entered for each in found.ranks) for found in seen] == [(2, 2)]
+        comm.Barrier()
+        other = ours.Dup()
+        other.Barrier()
+        ours.Barrier()
+        if comm.rank == 0:
+            seen = [look(window) for window in windows(peer) if window.file[:2] == (file.st_dev, file.st_ino)]
+            assert len(seen) == 2
+        comm.Barrier()
+        other.Free()
 
 
 @mpi(ranks=(2, 3))
@@ -268,6 +281,21 @@ def test_ranks_that_hold_different_ones_open_another(comm: MPI.Intracomm) -> Non
         total(third)
         third.Free()
         fourth.Free()
+
+
+@mpi(ranks=(2,))
+def test_an_interrupt_amid_the_opening_leaves_it_dead(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        child = ours.Dup()
+        with (
+            mock.patch("blinkmpi.runtime.children._numbers_of_all", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            child.Barrier()
+        with pytest.raises(PeerLost, match="died earlier"):
+            child.Barrier()
+        child.Free()
+        total(ours.Dup())
 
 
 @mpi(ranks=(2,), timeout=60)

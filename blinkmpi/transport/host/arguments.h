@@ -189,6 +189,13 @@ static int64_t apart(const buffer_t *a, const buffer_t *b) {
   return overlap ? to * 4 + 2 + (a->object == b->object) : a->object == b->object;
 }
 
+/* Whether no two buffers have a byte in common, and none is the same object as another. */
+static int all_apart(const call_key_t *key) {
+  for (size_t i = 0; i < sizeof key->apart / sizeof *key->apart; i++)
+    if (key->apart[i]) return 0;
+  return 1;
+}
+
 /* Which arguments of a method are buffers, a bit each: the last item of its tuple (collectives.py). */
 static int64_t buffers_of(PyObject *method) {
   const Py_ssize_t n = PyTuple_Check(method) ? PyTuple_GET_SIZE(method) : 0;

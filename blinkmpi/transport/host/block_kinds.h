@@ -93,9 +93,7 @@ static int fill_kind(const kind_t *k, call_t *call, const arguments_t *r, const 
   int64_t buffer = 0, sent = 0, received = 0, own[2] = {0, 0}, free[2] = {0, 0}, longest = 0;
   const argument_t *const first = r->key.arguments;
   if (r->key.count < 2 || !read_side(r, types, first, &buffer, n, &send) || !read_side(r, types, behind(first), &buffer, n, &recv)) return 0;
-  if (send.how == EACH_A_BLOCK && b->shared) return 0;
-  for (size_t i = 0; i < sizeof r->key.apart / sizeof *r->key.apart; i++)
-    if (r->key.apart[i]) return 0;
+  if ((send.how == EACH_A_BLOCK && b->shared) || !all_apart(&r->key)) return 0;
   for (int64_t i = 0; i < call->tallies; i++) call->tally[TALLY_WORDS * i + 1] = call->tally[TALLY_WORDS * i + 2] = 0;
   for (int64_t p = 0; p < n; p++) {
     block_t *const e = b->each + p;

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...program.by_count import COUNT, SLOT, Border, ByCount, by_count, read, symbol
 from ...program.spans import Cut, align_of, border
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .host_program import HostProgram
     from .transport import HostTransport
 
-Words = NDArray[np.int64]
 LARGEST = 1 << 62  # a count that msgspec writes in eight bytes, as C does
 
 
@@ -48,7 +47,7 @@ class CountKind(HostCall):
         load: gives the program of a count.
         called: the call that ``program`` and ``buffers`` are of.
         form: that program as a function of the count.
-        sums: the words that depend on it: where each lies, and what it is the sum of.
+        rows, moved: its rows and what it counts, in bytes, with symbols as ``form`` has them.
         counts: the least and the greatest.
         width: bytes of an element in a slot.
         arguments: how many buffers a call has.
@@ -56,8 +55,8 @@ class CountKind(HostCall):
 
     def __init__(
         self, transport: HostTransport, program: HostProgram, load: Callable[[int], HostProgram],
-        called: Called, buffers: HostBuffers, timeout_s: float, *, form: ByCount, sums: Callable[[HostCall], Sums],
-        counts: tuple[int, int], width: int, arguments: int,
+        called: Called, buffers: HostBuffers, timeout_s: float, *, form: ByCount, rows: Sequence[int],
+        moved: Sequence[int], counts: tuple[int, int], width: int, arguments: int,
     ) -> None:  # fmt: skip
         super().__init__(transport, program, called, buffers, timeout_s, owns=False)
         assert called.count is not None
@@ -68,7 +67,7 @@ class CountKind(HostCall):
         self._borders = np.array(borders, np.int64).reshape(-1, 3)
         self._lengths = np.array(form.lengths, np.int64).reshape(-1, 2)
         self._value = np.zeros(SLOT + 1 + len(borders) + len(form.lengths), np.int64)
-        words = [word for at, (rest, times) in sums(self).items() for word in (at, rest, len(times), *_pairs(times))]
+        words = [word for at, value in self._sums(form, rows, moved, called.count) for word in _sum(at, *read(value))]
         self._words = np.array(words, np.int64)
         addresses = (array.ctypes.data for array in (self._borders, self._lengths, self._words, self._value))
         border_at, length_at, word_at, value_at = addresses
@@ -83,6 +82,18 @@ class CountKind(HostCall):
         _, body = encode(Called(self._text, LARGEST), BODY)
         self._body = np.frombuffer(body[:-8] + count.to_bytes(8, "big"), np.uint8).copy()
         self.struct.body, self.struct.body_bytes = self._body.ctypes.data, len(body)
+
+    def _sums(
+        self, form: ByCount, rows: Sequence[int], moved: Sequence[int], count: int
+    ) -> Iterator[tuple[int, int]]:  # fmt: skip
+        """Where each word lies that depends on the count, and its value with symbols."""
+        tally, struct = self.program.tally.words.ctypes.data, ctypes.addressof(self.struct)
+        places = [(self._rows + 8 * i, word) for i, word in enumerate(rows)]
+        places += [(tally + 8 * (3 * i + 1), nbytes) for i, nbytes in enumerate(moved)]  # behind its counter's address
+        amounts = {name: getattr(self.struct, name) // count for name in ("send_bytes", "recv_bytes")}
+        for name, each in {**amounts, "chunk": int(form.whole)}.items():
+            places.append((struct + getattr(CallStruct, name).offset, each * symbol(COUNT)))
+        return (place for place in places if read(place[1])[1])
 
     @property
     def address(self) -> int:
@@ -100,11 +111,9 @@ class CountKind(HostCall):
         super().go_on(seq, status, timeout_s)
 
 
-Sums = dict[int, tuple[int, dict[int, int]]]  # by address: what is no symbol, and how often each
-
-
-def _pairs(times: Mapping[int, int]) -> list[int]:
-    return [word for pair in times.items() for word in pair]
+def _sum(at: int, rest: int, times: Mapping[int, int]) -> list[int]:
+    """A sum as C reads it: where it goes, what is no symbol, how many symbols, and each with how often it is there."""
+    return [at, rest, len(times), *itertools.chain.from_iterable(times.items())]
 
 
 def kind_of(
@@ -142,22 +151,10 @@ def kind_of(
     exported = exported_channels(form) if resolved.exported else {}
     rows = rows_of(form, layout, window, exported, call.itemsize, {})
     done_by = [*zip(rows.stages, rows.waits, strict=True)]
-    moved = traffic_of(resolved.part, form, transport.rank, exported, done_by).moved
-
-    def sums(bound: HostCall) -> Sums:
-        found = {loaded.rows.ctypes.data + 8 * i: read(word) for i, word in enumerate(rows.words)}
-        tally = loaded.tally.words.ctypes.data
-        found |= {tally + 8 * (3 * i + 1): read(nbytes) for i, (nbytes, _) in enumerate(moved.values())}
-        fields = [("chunk", count)] if form.whole else []
-        fields += [(name, getattr(bound.struct, name)) for name in ("send_bytes", "recv_bytes")]
-        for name, amount in fields:
-            at = ctypes.addressof(bound.struct) + getattr(CallStruct, name).offset
-            found[at] = 0, {COUNT: amount // count} if amount else {}
-        return {at: (rest, times) for at, (rest, times) in found.items() if times}
-
+    traffic = traffic_of(resolved.part, form, transport.rank, exported, done_by)
     return CountKind(
-        transport, loaded, load, called, buffers, timeout_s, form=form, sums=sums, counts=counts, width=width,
-        arguments=arguments,
+        transport, loaded, load, called, buffers, timeout_s, form=form, rows=rows.words,
+        moved=[nbytes for nbytes, _ in traffic.moved.values()], counts=counts, width=width, arguments=arguments,
     )  # fmt: skip
 
 

@@ -1,12 +1,12 @@
-/* Calls that were made before with other counts: each word of such a call that depends on the count is a sum of a few values,
- * which follow from the count as program/by_count.py says. count_kind.py finds the sums.
+/* Calls that were made before with other counts: each word of such a call that depends on the count is a sum of a few
+ * values, which follow from the count as program/by_count.py says. count_kind.py finds the sums.
  *
  * An entry of a kind is found by all that its calls are found by but the counts and the lengths of their buffers. There may be
  * several of the same: for other counts, and for calls that are under way at the same time. */
 #pragma once
 #include "block_kinds.h"
 
-enum { LINE_BYTES = 64, CHUNK_STEP = 64 };
+enum { LINE_BYTES = LINE_WORDS * sizeof(int64_t), CHUNK_STEP = 64 }; /* elements by which chunks grow */
 enum { OF_COUNT, OF_SLOT, FIRST_BORDER }; /* values */
 enum { NUMERATOR, DENOMINATOR, SHARED_BY, BORDER_WORDS };
 enum { SPAN_FIRST, SPAN_END, SPAN_WORDS };
@@ -26,12 +26,7 @@ typedef struct count_kind { /* what Python says of it (count_kind.py) */
 } count_kind_t;
 
 /* A fingerprint of an announcement with this count; as announcement.py's. */
-static uint64_t with_count(uint64_t form, int64_t count) {
-  uint64_t z = form + ((uint64_t)count + 1) * 0x9E3779B97F4A7C15u;
-  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-  return z ^ z >> 31;
-}
+static uint64_t with_count(uint64_t form, int64_t count) { return mix(form + ((uint64_t)count + 1) * 0x9E3779B97F4A7C15u); }
 
 /* The elements of both arguments; 0 if their forms are Python's to read. */
 static int elements_of_sides(const count_kind_t *k, const call_t *call, const arguments_t *r, const types_t *types, int64_t *elements) {
@@ -49,12 +44,10 @@ static int elements_of_sides(const count_kind_t *k, const call_t *call, const ar
     elements[i] = s.counts ? s.counts->elements : whole;
     if (elements[i] <= 0 || elements[i] > whole) return 0;
   }
-  for (size_t i = 0; i < sizeof r->key.apart / sizeof *r->key.apart; i++)
-    if (r->key.apart[i]) return 0;
-  return buffer == r->buffered;
+  return buffer == r->buffered && all_apart(&r->key);
 }
 
-/* The values that follow from a count; see lower.border and ir.chunk_of. */
+/* The values that follow from a count; see spans.border and ir.chunk_of. */
 static void find_values(const count_kind_t *k, int64_t count) {
   int64_t *const v = k->value, *const chunk = v + FIRST_BORDER + k->borders;
   int64_t longest = 1;

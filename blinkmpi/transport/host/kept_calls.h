@@ -30,7 +30,7 @@ typedef struct entry {
   int64_t aims;
   aim_t *aim;
   const struct kind *kind; /* of one for calls of blocks of whatever lengths */
-  struct count_kind *counts; /* of one for calls in one shot of whatever counts */
+  struct count_kind *counts; /* of one for calls of whatever counts */
   int64_t users;   /* the table, and non-blocking calls under way */
   char *at[MOST_BUFFERS]; /* at what it is aimed */
   call_key_t key;  /* its objects are kept; it ends with the arguments that it has */
