@@ -74,21 +74,21 @@ def nccl_group(nccl: Any, peer: Any, make: Callable[[int], Any], count: int, siz
     return Way(group, tensors)
 
 
-def wrong(world: Any, way: Way, settle: Callable[[], None]) -> int:
+def wrong(world: Any, way: Way, wait: Callable[[], None]) -> int:
     """Wrong elements on all ranks after a call with ones; the arrays are zeros again then."""
     for array in way.arrays:
         array.fill(1)
-    settle()
+    wait()
     way.run()
-    settle()
+    wait()
     own = sum(int((array != world.size).sum()) for array in way.arrays)
     for array in way.arrays:
         array.fill(0)
-    settle()
+    wait()
     return int(world.allreduce(own))
 
 
-def times(world: Any, ways: dict[str, Callable[[], object]], settle: Callable[[], None]) -> dict[str, float]:
+def times(world: Any, ways: dict[str, Callable[[], object]], wait: Callable[[], None]) -> dict[str, float]:
     """Microseconds of each way, which take turns."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(WARMUP + ROUNDS):
@@ -96,7 +96,7 @@ def times(world: Any, ways: dict[str, Callable[[], object]], settle: Callable[[]
             world.Barrier()
             began = time.perf_counter()
             way()
-            settle()
+            wait()
             slowest = max(world.allgather(time.perf_counter() - began))
             if turn >= WARMUP:
                 found[name].append(slowest * 1e6)
@@ -122,7 +122,7 @@ def measured(world: Any, comm: Any, args: argparse.Namespace) -> tuple[list[dict
     """A row for each number and length of tensors, and why NCCL is not among them, or nothing."""
     rows: list[dict[str, Any]] = []
     why_no_nccl, stream, peer = "", None, None
-    settle = settle_all = nothing
+    wait = wait_all = nothing
     if args.gpu:
         from blinkmpi.transport.cuda.device import cupy, device_count
 
@@ -130,7 +130,7 @@ def measured(world: Any, comm: Any, args: argparse.Namespace) -> tuple[list[dict
             sys.exit(f"--gpu: {comm.context.why_no_gpus}")
         xp = cupy()
         stream = xp.cuda.Stream(non_blocking=True)
-        settle, settle_all = stream.synchronize, xp.cuda.runtime.deviceSynchronize
+        wait, wait_all = stream.synchronize, xp.cuda.runtime.deviceSynchronize
         why_no_nccl = "" if device_count() >= world.size else "ranks share a GPU"
         peer = None if why_no_nccl else nccl_communicator(world)
     else:
@@ -144,14 +144,14 @@ def measured(world: Any, comm: Any, args: argparse.Namespace) -> tuple[list[dict
             ways = contenders(comm, make, count, size, stream)
             if peer is not None:
                 ways["nccl"] = nccl_group(*peer, make, count, size, stream)
-            settle_all()
-            us = times(world, {name: way.run for name, way in ways.items()}, settle)
+            wait_all()
+            us = times(world, {name: way.run for name, way in ways.items()}, wait)
             row: dict[str, Any] = {"tensors": count, "bytes": size, "us": us}
             if stream is not None:
                 with stream:
-                    replayed = times(world, in_graphs(ways, stream), settle)
+                    replayed = times(world, in_graphs(ways, stream), wait)
                 row["graph_us"] = {name: us / REPLAYS for name, us in replayed.items()}
-            row["wrong"] = {name: wrong(world, way, settle_all) for name, way in ways.items()}
+            row["wrong"] = {name: wrong(world, way, wait_all) for name, way in ways.items()}
             rows.append(row)
             if world.rank == 0:
                 for kind in ("us", "graph_us")[: 1 + args.gpu]:

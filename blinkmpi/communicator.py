@@ -191,7 +191,7 @@ class Communicator(Planned, GuardedIntracomm):
         if (child := self._unopened()) is not None:  # which others cannot open with those that call this
             child.check_alive()
         elif self._initialised():
-            enter_group(self._dispatcher(), "Create_group()", group, tag)
+            enter_group(self._dispatcher().sequence, "Create_group()", group, tag)
         return self._adopt("Create_group()", super().Create_group(group, tag))
 
     def Free(self) -> None:
@@ -208,7 +208,7 @@ class Communicator(Planned, GuardedIntracomm):
         if (child := self._unopened()) is not None:
             child.dead = PeerLost(f"rank {self.rank} revoked it")
         elif self._initialised():
-            self._dispatcher().die(PeerLost(f"rank {self.rank} revoked it"))
+            self._dispatcher().sequence.die(PeerLost(f"rank {self.rank} revoked it"))
 
     def free(self) -> None:
         """As :meth:`Free`, but nothing for a communicator that is freed already."""
@@ -241,16 +241,16 @@ class Communicator(Planned, GuardedIntracomm):
         elif self._initialised():
             dispatcher, self._blink = self._blink, None
             if dispatcher is not None and MPI.Is_finalized():
-                dispatcher.die(PeerLost("MPI was finalised"))
+                dispatcher.sequence.die(PeerLost("MPI was finalised"))
             elif dispatcher is not None:
                 dispatcher.close()
-            if dispatcher is None or dispatcher.dead is not None:  # freed before, or dead
+            if dispatcher is None or dispatcher.sequence.dead is not None:  # freed before, or dead
                 return
         own()
 
     def _enter(self, what: str) -> None:
         if self._initialised():
-            self._dispatcher().meet(what)
+            self._dispatcher().sequence.meet(what)
 
     def _made(self, what: str, make: Callable[..., MPI.Comm], *args: Any) -> MPI.Intracomm:
         """A communicator of some of our ranks that MPI makes, once all have come."""

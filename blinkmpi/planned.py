@@ -135,7 +135,7 @@ class Planned(Collectives):
         if nbytes is None and self._unopened() is not None:
             return pool_of(None)
         dispatcher = self._dispatcher()
-        dispatcher.check_alive()
+        dispatcher.sequence.check_alive()
         gpus = self.context.cuda()
         if nbytes is None:
             return pool_of(gpus)
@@ -157,7 +157,7 @@ class Planned(Collectives):
 
         DeviceError without GPUs.
         """
-        self._dispatcher().check_alive()
+        self._dispatcher().sequence.check_alive()
         return self.context.cuda(), _together(self._dispatcher(), what, read)
 
     # ---- what this job is, and how calls run on it
@@ -228,7 +228,7 @@ class Planned(Collectives):
         Returns:
             What is planned so far.
         """
-        return entering.plan(self._dispatcher(), collective, root)
+        return entering.plan(self._dispatcher().sequence, collective, root)
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe and plan again, and go on with the new plan; collective.
@@ -268,12 +268,12 @@ class Planned(Collectives):
             return inspection.no_stats(child)
         dispatcher = self._dispatcher()
         if dispatcher.cuda is not None:
-            dispatcher.cuda.started.settle()
+            dispatcher.cuda.history.started.flush()
         return inspection.stats(self.context)
 
     def gather_stats(self) -> tuple[Stats, ...]:
         """The :meth:`stats` of every rank, in rank order; collective."""
-        entering.enter(self._dispatcher(), "gather_stats()", lambda: None)
+        entering.enter(self._dispatcher().sequence, "gather_stats()", lambda: None)
         from .transport.stats import Stats
 
         return tuple(allgather(self.context.together, self.stats(), Stats))
@@ -294,13 +294,13 @@ class Planned(Collectives):
         if child is not None and error is not None and child.dead is None:
             child.dead = error
         dispatcher = self.__dict__.get("_blink")
-        if dispatcher is not None and error is not None and dispatcher.dead is None:
-            dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
+        if dispatcher is not None and error is not None and dispatcher.sequence.dead is None:
+            dispatcher.sequence.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
         self.free()
 
 
 def _together(dispatcher: Dispatcher, what: str, read: Callable[[], T]) -> T:
     """What ``read`` gives when all ranks are about to do ``what``, for which every call is to be bound anew."""
-    dispatcher.check_alive()
-    dispatcher.forget()
-    return entering.enter(dispatcher, what, read)
+    dispatcher.sequence.check_alive()
+    dispatcher.binder.forget()
+    return entering.enter(dispatcher.sequence, what, read)

@@ -29,7 +29,7 @@ from . import environment as meta
 from .document import document, write_new
 from .layout import Buffers, Layout
 from .nccl_tests import TEST_NAMES, type_name
-from .options import BenchOptions, read, settle
+from .options import BenchOptions, memory_for, read
 from .peers import MpiPeer, NcclPeer, Peer, SymmMemPeer
 from .report import PLACES, Columns, Row, omb_header, omb_row
 from .time_gpu import GpuTimer, no_room
@@ -158,7 +158,7 @@ class _Bench:
         self.machine = {"name": machine.name, "fingerprint": machine.fingerprint, "ranks": machine.n}
         self.executor = getattr(ours, "executor", None)
         gpu: Any = getattr(ours, "gpu", None)
-        self.memory = settle(self.args, self.options, gpu=gpu is not None)
+        self.memory = memory_for(self.args, self.options, gpu=gpu is not None)
         process = meta.Process(self.rank, os.getpid(), self.mpi.Get_processor_name(), meta.cpu_model() or "CPU")
         if self.memory == "gpu":
             process = process._replace(info=gpu.name, device=gpu.device, bus=gpu.bus_id.lower())

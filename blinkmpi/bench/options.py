@@ -1,6 +1,6 @@
 """The flags of ``blinkmpi bench``: nccl-tests' names and defaults, and ours.
 
-A flag of nccl-tests that has no meaning here is refused with the reason, never ignored. :func:`settle` refuses what
+A flag of nccl-tests that has no meaning here is refused with the reason, never ignored. :func:`memory_for` refuses what
 depends on whether the ranks have GPUs, as soon as that is known.
 """
 
@@ -166,7 +166,7 @@ def read(args: argparse.Namespace, n: int) -> BenchOptions:
     )
 
 
-def settle(args: argparse.Namespace, options: BenchOptions, *, gpu: bool) -> str:
+def memory_for(args: argparse.Namespace, options: BenchOptions, *, gpu: bool) -> str:
     """Where the buffers lie, ``host`` or ``gpu``, for ranks that have GPUs or not.
 
     Raises:

@@ -115,7 +115,7 @@ def batch_of(seconds: Sequence[float]) -> int:
     return max(1, min(BATCH, int(BATCH_S / max(*seconds, 1e-9))))
 
 
-def settle(pattern: TrafficPattern, repeats: Sequence[Mapping[Move, float]]) -> dict[Move, float]:
+def seconds_of(pattern: TrafficPattern, repeats: Sequence[Mapping[Move, float]]) -> dict[Move, float]:
     """The seconds of each transfer, from those of every repeat.
 
     The best of them; both ways at once, the best of the longer of the two; with all at once the median, since the best
@@ -249,10 +249,10 @@ def _timed(node: Comm, timer: Rates, pattern: TrafficPattern, me: int) -> list[L
         return {move: s for rank, s in enumerate(seconds) if s is not None and (move := move_of(pattern, rank))}
 
     if pattern.what == "flag":
-        found = settle(pattern, [everybody(1) for _ in range(FLAG_REPEATS)])
+        found = seconds_of(pattern, [everybody(1) for _ in range(FLAG_REPEATS)])
         return [LinkMeasurement(*move, "flag", us=round(s * 1e6, 2)) for move, s in found.items()]
     times = batch_of([*everybody(1).values()])  # the first also opens the way
-    found = settle(pattern, [everybody(times) for _ in range(REPEATS)])
+    found = seconds_of(pattern, [everybody(times) for _ in range(REPEATS)])
     nbytes = times * (timer.host_bytes if pattern.what.startswith("host") else timer.nbytes)
     return [LinkMeasurement(*move, pattern.what, max(1, round(nbytes / s / 1e6))) for move, s in found.items()]
 

@@ -89,15 +89,15 @@ class Prepared(msgspec.Struct, frozen=True):
         return isinstance(self.send, DeviceArray) or isinstance(self.recv, DeviceArray)
 
 
-class Unsettled(msgspec.Struct, frozen=True):
+class NeedsNumbers(msgspec.Struct, frozen=True):
     """A call whose ranks must tell each other their ``numbers`` before it is known: all have as many.
 
-    ``settle`` makes the call of every rank's numbers; ``buffers`` are this rank's, for those who look at memory.
+    ``with_numbers`` makes the call of every rank's numbers; ``buffers`` are this rank's, for those who look at memory.
     ``blocks`` is the call as it can be made without them, if it can.
     """
 
     numbers: tuple[int, ...]
-    settle: Callable[[tuple[tuple[int, ...], ...]], Prepared]
+    with_numbers: Callable[[tuple[tuple[int, ...], ...]], Prepared]
     buffers: Prepared
     blocks: InBlocks | None = None
 
@@ -105,6 +105,9 @@ class Unsettled(msgspec.Struct, frozen=True):
     def on_device(self) -> bool:
         """Whether the buffers lie in GPU memory."""
         return self.buffers.on_device
+
+
+Read = Prepared | NeedsNumbers | InBlocks | Exception  # what reading a call's arguments gives
 
 
 def broadcast(rank: int, n: int, buf: Any, root: int) -> Prepared:

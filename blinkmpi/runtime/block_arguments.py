@@ -24,7 +24,7 @@ from ..program.reduction import DTYPES, Array, check_op
 from ..trees.tree import Collective
 from ..util.numbers import rank_of
 from ..util.text import plural
-from .arguments import Copy, InBlocks, Lengths, Prepared, Unsettled, check_apart, check_equal, leaf, memory_like
+from .arguments import Copy, InBlocks, Lengths, NeedsNumbers, Prepared, check_apart, check_equal, leaf, memory_like
 from .buffers import Blocks, in_place, op_name, parse, parse_blocks
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def allgatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
     return replace(_received(call, send.array, recv), blocks=blocks)
 
 
-def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettled:
+def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> NeedsNumbers:
     """``Gatherv``: every rank's block to the root."""
     root = rank_of(root, n)
     if rank != root:
@@ -75,7 +75,7 @@ def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettl
     return _rooted(told, "gather", root, send.dtype, send, recv.buffer, _to(n, root, send), _places(recv), stays)
 
 
-def scatterv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettled:
+def scatterv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> NeedsNumbers:
     """``Scatterv``: the root's blocks, one to each rank."""
     root = rank_of(root, n)
     if rank != root:
@@ -109,7 +109,7 @@ def alltoall(_: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
     return Prepared(call, send.array, recv.array)
 
 
-def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
+def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> NeedsNumbers:
     """``Alltoallv``: a block of everybody to everybody, each of its own length."""
     recv = parse_blocks(recvbuf, name="recvbuf", writable=True, n=n)
     recv.check_disjoint()
@@ -141,7 +141,7 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
                     f"{expected[source]} (its recvcounts are {list(expected)}); make the counts equal"
                 )
 
-    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+    def with_numbers(rows: tuple[tuple[int, ...], ...]) -> Prepared:
         compare(rows)
         call = Call("alltoall", n, _short([count for row in rows for count in row]), recv.buffer.dtype)
         if within:
@@ -155,7 +155,7 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
         arrays, places = (send.buffer.array, recv.buffer.array), (_places(send), _places(recv))
         lengths = Lengths(send.counts, compare)
         blocks = _blocks(text, "alltoall", -1, arrays, places, lengths, in_place=within, stays=within)
-    return Unsettled(send.counts, settle, ready, blocks)
+    return NeedsNumbers(send.counts, with_numbers, ready, blocks)
 
 
 def _exchanged(call: Call, blocks: Memory, before: tuple[Copy, ...] = ()) -> Prepared:
@@ -163,7 +163,7 @@ def _exchanged(call: Call, blocks: Memory, before: tuple[Copy, ...] = ()) -> Pre
     return Prepared(replace(call, in_place=True), blocks, blocks, before=before)
 
 
-def custom(rank: int, n: int, algorithm: Any, sendbuf: Any, recvbuf: Any, op: Any) -> Prepared | Unsettled:
+def custom(rank: int, n: int, algorithm: Any, sendbuf: Any, recvbuf: Any, op: Any) -> Prepared | NeedsNumbers:
     """``Custom``: what an algorithm says; every rank's chunks have the same length."""
     if not isinstance(algorithm, Algorithm) or algorithm.collective != "custom":
         raise ArgumentError(f"Custom({algorithm!r}): expected an algorithm of a collective that lang.custom() made; "
@@ -197,7 +197,7 @@ def custom(rank: int, n: int, algorithm: Any, sendbuf: Any, recvbuf: Any, op: An
         return Prepared(custom_call(goal, algorithm.identity, buffer.count // k, buffer.dtype, name), *arrays)
     own = (there[0][0].count // there[0][1], DTYPES.index(there[0][0].dtype)) if there else (-1, -1)
 
-    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+    def with_numbers(rows: tuple[tuple[int, ...], ...]) -> Prepared:
         known = {row for row in rows if row[0] >= 0}
         if len(known) > 1:
             text = ", ".join(f"{count} x {DTYPES[kind]}" for count, kind in sorted(known))
@@ -207,7 +207,7 @@ def custom(rank: int, n: int, algorithm: Any, sendbuf: Any, recvbuf: Any, op: An
             check_op(name, DTYPES[kind])
         return Prepared(custom_call(goal, algorithm.identity, count, DTYPES[kind], name), *arrays)
 
-    return Unsettled(own, settle, Prepared(Call("barrier", n, (0,), ""), *arrays))
+    return NeedsNumbers(own, with_numbers, Prepared(Call("barrier", n, (0,), ""), *arrays))
 
 
 def _part(spec: Any, name: str, chunks: int, rank: int, *, writable: bool) -> Buffer | None:
@@ -229,7 +229,7 @@ def _part(spec: Any, name: str, chunks: int, rank: int, *, writable: bool) -> Bu
 def _told(
     kind: Collective, n: int, root: int, numbers: tuple[int, ...], block: Buffer, ready: Prepared,
     expected: tuple[int, ...] = (),
-) -> tuple[Unsettled, Lengths]:  # fmt: skip
+) -> tuple[NeedsNumbers, Lengths]:  # fmt: skip
     """A Gatherv or Scatterv when every rank has told the length of its block; the root compares with ``expected``."""
 
     def compare(rows: tuple[tuple[int, ...], ...]) -> None:
@@ -241,17 +241,18 @@ def _told(
                     f"is {want}; make them equal"
                 )
 
-    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+    def with_numbers(rows: tuple[tuple[int, ...], ...]) -> Prepared:
         compare(rows)
         return _with(ready, Call(kind, n, _short([row[0] for row in rows]), block.dtype, "", root))
 
-    return Unsettled(numbers, settle, ready), Lengths(numbers, compare)
+    return NeedsNumbers(numbers, with_numbers, ready), Lengths(numbers, compare)
 
 
 def _rooted(
-    told: tuple[Unsettled, Lengths], kind: Collective, root: int, dtype: str, send: Buffer | None, recv: Buffer | None,
+    told: tuple[NeedsNumbers, Lengths], kind: Collective, root: int, dtype: str,
+    send: Buffer | None, recv: Buffer | None,
     sends: tuple[Place, ...] = (), receives: tuple[Place, ...] = (), stays: bool = False,
-) -> Unsettled:  # fmt: skip
+) -> NeedsNumbers:  # fmt: skip
     """A Gatherv or Scatterv with the blocks that this rank moves."""
     if not all(_on_host(buffer) for buffer in (send, recv) if buffer is not None):
         return told[0]

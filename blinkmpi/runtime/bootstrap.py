@@ -97,7 +97,7 @@ def _plain(number: Any) -> Any:
     return number if found is None else found
 
 
-def settle(comm: Comm, options: Options) -> Settings:
+def agree_on_settings(comm: Comm, options: Options) -> Settings:
     """The settings and arguments of this job: rank 0's, which every other rank has too, or has none.
 
     A launcher may keep rank 0's environment from other nodes, so no setting at all is no contradiction.
@@ -136,7 +136,7 @@ def own_settings() -> Settings:
 
 
 def first_deadline(timeout_s: object) -> float:
-    """How long a rank waits for the others to come, before the ranks have settled it."""
+    """How long a rank waits for the others to come, before they have agreed on it."""
     return float(timeout_s) if is_time(timeout_s) else own_settings().timeout_s  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from ..transport.host.transport import LOOK_SECONDS, HostTransport
 from ..transport.interface import PeerDelegates, Refused
 from ..util.together import failure_of
 from .collectives import Invocation
-from .delegation import told
+from .delegation import BY_A_PEER, told
 
 if TYPE_CHECKING:
     from .context import Context
@@ -187,7 +187,7 @@ class MpiCall(EntryCall):
             try:
                 self._enter()
             except PeerDelegates:
-                why, differ = why or "another rank's arguments are MPI's", True
+                why, differ = why or BY_A_PEER, True
         if differ:
             self.seq = self.again()
             said = Delegated(self.invocation.name, told(self.invocation, self.context.rank, self.context.n))

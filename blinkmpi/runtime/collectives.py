@@ -15,7 +15,7 @@ from ..errors import BufferTypeError
 from ..program.call import Call
 from ..transport.announcement import COUNT, Called
 from . import arguments, block_arguments
-from .arguments import Prepared, Unsettled
+from .arguments import NeedsNumbers, Prepared
 from .buffers import detached, hold, mpi_op
 from .cuda.buffers import lies_on_device
 
@@ -25,17 +25,17 @@ class CollectiveMethod(NamedTuple):
 
     name: str
     prepare: Callable[
-        ..., Prepared | Unsettled
+        ..., Prepared | NeedsNumbers
     ]  # of rank, size and the arguments: checks them; may raise DelegatedToMPI
     mpi: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
     exchanges: bool = False  # whether ``prepare`` takes a function, too, that exchanges a number with the other ranks
-    settles: bool = False  # whether ``prepare`` gives a call whose ranks must first tell each other lengths
+    needs_numbers: bool = False  # whether ``prepare`` gives a call whose ranks must first tell each other lengths
     grouped: bool = False  # whether its argument is a launch of a group
     buffers: int = 0b11  # which of its arguments are buffers, a bit each, for C (arguments.h)
 
     def repeats(self, args: tuple[Any, ...]) -> bool:
         """Whether calls of the same arguments are the same: the ranks tell each other nothing before."""
-        return not self.settles and not (self.exchanges and args[2] is None)
+        return not self.needs_numbers and not (self.exchanges and args[2] is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,13 @@ SCATTER = CollectiveMethod("scatter", arguments.scatter, Intracomm.Iscatter)
 ALLGATHER = CollectiveMethod("allgather", arguments.allgather, Intracomm.Iallgather)
 REDUCE_SCATTER = CollectiveMethod("reduce_scatter", arguments.reduce_scatter, Intracomm.Ireduce_scatter, exchanges=True)
 BLOCKS = CollectiveMethod("reduce_scatter", arguments.reduce_scatter_block, Intracomm.Ireduce_scatter_block)
-GATHERV = CollectiveMethod("gatherv", block_arguments.gatherv, Intracomm.Igatherv, settles=True)
-SCATTERV = CollectiveMethod("scatterv", block_arguments.scatterv, Intracomm.Iscatterv, settles=True)
+GATHERV = CollectiveMethod("gatherv", block_arguments.gatherv, Intracomm.Igatherv, needs_numbers=True)
+SCATTERV = CollectiveMethod("scatterv", block_arguments.scatterv, Intracomm.Iscatterv, needs_numbers=True)
 ALLGATHERV = CollectiveMethod("allgather", block_arguments.allgatherv, Intracomm.Iallgatherv)
 ALLTOALL = CollectiveMethod("alltoall", block_arguments.alltoall, Intracomm.Ialltoall)
-ALLTOALLV = CollectiveMethod("alltoallv", block_arguments.alltoallv, Intracomm.Ialltoallv, settles=True)
+ALLTOALLV = CollectiveMethod("alltoallv", block_arguments.alltoallv, Intracomm.Ialltoallv, needs_numbers=True)
 SCAN = CollectiveMethod("scan", arguments.scan, Intracomm.Iscan)
 EXSCAN = CollectiveMethod("exscan", arguments.exscan, _iexscan)
 CUSTOM = CollectiveMethod("custom", block_arguments.custom, _no_custom, buffers=0b110)
-CUSTOM_OF_SOME = CUSTOM._replace(settles=True)  # some ranks have no part
+CUSTOM_OF_SOME = CUSTOM._replace(needs_numbers=True)  # some ranks have no part
 BARRIER = CollectiveMethod("barrier", arguments.barrier, Intracomm.Ibarrier)

@@ -38,11 +38,11 @@ from ..util.together import allgather
 from .bootstrap import (
     Options,
     agree_on_plan,
+    agree_on_settings,
     dump_files,
     first_deadline,
     given_machine,
     own_settings,
-    settle,
 )
 from .children import SETS, Child, Group, Parent, Spares
 from .cuda.setup import open_gpus
@@ -94,7 +94,7 @@ class Context(Outlook):
         try:
             if child is None:
                 self.ranks.introduce()
-                self.settings = self.slow.settings = settle(self.together, options)
+                self.settings = self.slow.settings = agree_on_settings(self.together, options)
             else:
                 self.settings = child.parent.settings
             self.log_once = self.warn_once = LogOnce(self.settings)

@@ -11,6 +11,7 @@ from typing import Any
 from mpi4py import MPI
 from mpi4py.util import dtlib
 
+from ..errors import MismatchError
 from ..util.text import brief, error_text
 from .buffers import OPS, DelegatedToMPI, detached, flat, in_place, unpack
 from .collectives import Invocation
@@ -18,6 +19,14 @@ from .collectives import Invocation
 OPERATIONS = {
     **OPS, "maxloc": MPI.MAXLOC, "minloc": MPI.MINLOC, "replace": MPI.REPLACE, "no_op": MPI.NO_OP,
 }  # fmt: skip
+
+BY_A_PEER = "another rank's arguments are MPI's"  # why a call is MPI's that this rank's arguments are not
+
+
+def delegated_in_group(name: str) -> MismatchError:
+    """The error where a group has met a call of another rank's that is MPI's."""
+    text = f"a group of {name} here meets a single call of another rank's that only MPI can make"
+    return MismatchError(f"{text}; make such calls outside of groups on all ranks. The communicator is dead")
 
 
 def told(invocation: Invocation, rank: int, n: int) -> str:

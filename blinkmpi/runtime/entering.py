@@ -2,7 +2,7 @@
 
 MPI's own ``Split`` and its like have no form with a deadline, and what ranks register or plan anew has no number of its
 own. So all ranks first make a call that moves nothing, as ``Free`` does: who does not come is named, ranks that are
-about to do different things are told, and a rank whose arguments are bad is heard. ``Dispatcher.meet`` is the same
+about to do different things are told, and a rank whose arguments are bad is heard. ``CallSequence.meet`` is the same
 where there are no arguments to look at.
 """
 
@@ -24,13 +24,13 @@ from ..util.together import attempt, result_of
 from .calls_without_program import EntryCall, RefusedCall
 
 if TYPE_CHECKING:
-    from .dispatch import Dispatcher
+    from .sequence import CallSequence
 
 
 T = TypeVar("T")
 
 
-def enter(dispatcher: Dispatcher, what: str, prepare: Callable[[], T]) -> T:
+def enter(sequence: CallSequence, what: str, prepare: Callable[[], T]) -> T:
     """Wait, as a call of its own, until all ranks are about to do ``what``.
 
     Args:
@@ -39,31 +39,31 @@ def enter(dispatcher: Dispatcher, what: str, prepare: Callable[[], T]) -> T:
     Returns:
         What ``prepare`` gave here.
     """
-    done, context = attempt(prepare), dispatcher.context
+    done, context = attempt(prepare), sequence.context
     if isinstance(done, Exception):
         call: EntryCall = RefusedCall(context.host, done, context.timeout_s)
     else:
         call = EntryCall(context.host, Called(what), context.timeout_s)
-    dispatcher.launch(call)
-    dispatcher.wait(call)
+    sequence.launch(call)
+    sequence.wait(call)
     context.rendezvous.what, context.rendezvous.met = what, True
     return result_of(done)
 
 
-def plan(dispatcher: Dispatcher, collective: str, root: int) -> Plan:
+def plan(sequence: CallSequence, collective: str, root: int) -> Plan:
     """Plan for the calls of a collective and root before the first; collective."""
-    context = dispatcher.context
+    context = sequence.context
 
     def asked() -> Part:
         return collective_named(collective), rank_of(root, context.n)
 
-    return context.main.planned.with_parts([enter(dispatcher, f"plan({collective!r}, {whole(root)})", asked)]).plan
+    return context.main.planned.with_parts([enter(sequence, f"plan({collective!r}, {whole(root)})", asked)]).plan
 
 
-def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group, tag: int) -> None:
+def enter_group(sequence: CallSequence, what: str, group: MPI.Group, tag: int) -> None:
     """As :func:`enter`, for the ranks of ``group``, of which this is one, and that pass ``tag``."""
-    dispatcher.check_alive()
-    context, mine = dispatcher.context, dispatcher.context.mpi.public.Get_group()
+    sequence.check_alive()
+    context, mine = sequence.context, sequence.context.mpi.public.Get_group()
     ranks = [int(r) for r in MPI.Group.Translate_ranks(group, list(range(group.size)), mine)]
     mine.Free()
     if MPI.UNDEFINED in ranks or context.rank not in ranks:
@@ -71,5 +71,5 @@ def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group, tag: int) -
     try:
         Members(context.mpi.private, Rendezvous(what, context.timeout_s, context.slow), ranks, tag).Barrier()
     except BaseException as fatal:
-        dispatcher.die(fatal)
+        sequence.die(fatal)
         raise

@@ -99,7 +99,7 @@ def _with_gpu_memory(own: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     if takes:
         for argument in arguments.values():
             for buffer in device_parts(argument):
-                staging.settle(buffer)
+                staging.synchronize(buffer)
         return own(*arguments.values())
     if name not in STAGED:
         raise BufferTypeError(

@@ -31,11 +31,11 @@ from ..transport.stats import Stats, stats_of
 from ..trees.tree import Packing
 from ..util.numbers import rank_of, size_of
 from ..util.text import size_text
+from .agreeing import takes_blocks
 from .buffers import delegated_because, op_name
 from .children import Child
 from .context import Context
 from .outlook import Outlook
-from .settling import takes_blocks
 
 OF_BLOCKS = ("gather", "scatter", "allgather", "alltoall")  # which have a v-variant
 LONGEST = 128 << 20  # vectors that are longer are taken to cost as much for each byte as these

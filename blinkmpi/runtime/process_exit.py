@@ -32,7 +32,7 @@ LEFT_SECONDS = 1.0  # that a process has to end by itself when its launcher has
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent ends
 BEFORE_KILLED: set[Callable[[], object]] = set()  # what a rank that outlives its launcher does first
 PROCESS = os.getpid()
-_dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
+_sequences: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
 LAUNCHER = os.getppid()
 LAUNCHERS = ("prted", "prterun", "mpirun", "mpiexec", "orted", "hydra_pmi_proxy", "slurmstepd")  # that outlive ranks
 
@@ -72,12 +72,12 @@ def _end_job(why: str) -> None:
 _of_parent: list[object] = []  # in a forked child
 
 
-def end_with_process(dispatcher: Any) -> None:
+def end_with_process(sequence: Any) -> None:
     """Settle what becomes of a communicator's calls when its process ends or its launcher, or a child is forked."""
     remove_segment_at_exit()
-    if dispatcher.context.settings.end_with_launcher and dispatcher.context.n > 1:
+    if sequence.context.settings.end_with_launcher and sequence.context.n > 1:
         follow_launcher()
-    _dispatchers.add(dispatcher)
+    _sequences.add(sequence)
 
 
 def _refuse_in_child() -> None:
@@ -85,12 +85,12 @@ def _refuse_in_child() -> None:
 
     What they had is kept: an error's frames may hold a group of torch's, whose end waits for threads that are not here.
     """
-    for dispatcher in list(_dispatchers):
-        _of_parent.append((dispatcher.thread, dispatcher.dead))
-        dispatcher.thread = ProgressThread()  # the parent's thread is not here
-        dispatcher.repeated.shut()
-        rank = dispatcher.context.rank
-        dispatcher.dead = PeerLost(f"process {os.getpid()} was forked by rank {rank}, which alone makes its calls")
+    for sequence in list(_sequences):
+        _of_parent.append((sequence.thread, sequence.dead))
+        sequence.thread = ProgressThread()  # the parent's thread is not here
+        sequence.repeated.shut()
+        rank = sequence.context.rank
+        sequence.dead = PeerLost(f"process {os.getpid()} was forked by rank {rank}, which alone makes its calls")
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)

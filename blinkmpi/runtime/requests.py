@@ -88,11 +88,11 @@ class Request(MPI.Grequest):
         return self.Test(status), None
 
 
-class Settler(Protocol):
+class Finishes(Protocol):
     """What a call was begun on."""
 
-    def settle(self, left: tuple[Any, ...], /) -> BaseException | None:
-        """Bring a call to its end that C cannot; returns what it has raised. ``left``: :class:`.ToSettle`."""
+    def finish(self, left: tuple[Any, ...], /) -> BaseException | None:
+        """Bring a call to its end that C cannot; returns what it has raised. ``left``: :class:`.LeftOver`."""
 
 
 class HostRequest(MPI.Request):
@@ -100,7 +100,7 @@ class HostRequest(MPI.Request):
 
     __slots__ = ("of", "pending")
     pending: PendingCall
-    of: Settler  # its communicator
+    of: Finishes  # its communicator
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Block until the result is there.
@@ -130,7 +130,7 @@ class HostRequest(MPI.Request):
         if isinstance(left, BaseException):
             raise left if isinstance(left, BlinkError) else BlinkError(f"the call failed: {left!r}") from left
         if isinstance(left, tuple):
-            error = self.of.settle(left)
+            error = self.of.finish(left)
             if error is not None and not isinstance(error, Exception):
                 raise error  # a signal's
 

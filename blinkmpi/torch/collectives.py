@@ -251,7 +251,7 @@ class TensorCollectives:
             return [read() for read in prepare]
         except Exception as error:
             wrong = error if isinstance(error, BlinkError) else ArgumentError(f"{what}: {error}")
-            enter(dispatcher_of(self.comm), what, partial(_raise, wrong))
+            enter(dispatcher_of(self.comm).sequence, what, partial(_raise, wrong))
             raise AssertionError("unreachable") from error
 
     def _start_coalescing(self, device: Any = None) -> None:

@@ -75,7 +75,7 @@ def average(comm: Any, quick: Any, buffer: Tensor) -> Any:
     try:
         return quick.average(buffer)
     except BaseException as interrupt:
-        dispatcher_of(comm).die(interrupt)
+        dispatcher_of(comm).sequence.die(interrupt)
         raise
 
 
@@ -94,7 +94,7 @@ def _made(
     try:
         found = getattr(quick, name)(*given, group.timeout_s * MILLI)
     except BaseException as interrupt:  # a signal's, in the middle of the call; and in average
-        dispatcher_of(group.comm).die(interrupt)
+        dispatcher_of(group.comm).sequence.die(interrupt)
         raise
     return _put(group, method, found, outputs, memory) if type(found) is tuple else found
 
@@ -113,7 +113,7 @@ def _put(
             dispatcher.go_on(method, args, stream, begun)
             return work_on(stream, outputs, memory, apart=True)
         stream = current_stream(device)
-        if (begun := dispatcher.again(method, args, stream)) is not True:
+        if (begun := dispatcher.sequence.again(method, args, stream)) is not True:
             dispatcher.go_on(method, args, stream, begun)
     except BlinkError as error:
         group.explain(error)

@@ -111,7 +111,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
 
     def _get_sequence_number_for_group(self) -> int:
         dispatcher = open_dispatcher(self.comm) if self.opened else None
-        return 0 if dispatcher is None else int(dispatcher.seq)
+        return 0 if dispatcher is None else int(dispatcher.sequence.seq)
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.timeout_s = timeout.total_seconds()
@@ -181,7 +181,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """End the calls of all ranks at once, without waiting for them."""
         if self.opened:
-            dispatcher_of(self.comm).die(BlinkError(f"rank {self.rank_here} aborted the group {self._name}"))
+            dispatcher_of(self.comm).sequence.die(BlinkError(f"rank {self.rank_here} aborted the group {self._name}"))
 
 
 class DeviceBackend:
@@ -269,5 +269,5 @@ class Received(Work):
 def _forget(comm: Any) -> None:
     """A group that nobody has shut down: its peers may have gone, so nothing is waited for."""
     dispatcher = open_dispatcher(comm)
-    if dispatcher is not None and dispatcher.dead is None:
-        dispatcher.dead = BlinkError("its process group was forgotten; call dist.destroy_process_group()")
+    if dispatcher is not None and dispatcher.sequence.dead is None:
+        dispatcher.sequence.dead = BlinkError("its process group was forgotten; call dist.destroy_process_group()")

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class BoundCall(Protocol):
-    """A collective call of which program, buffers and deadline are settled; it may be made any number of times.
+    """A collective call of which program, buffers and deadline are known; it may be made any number of times.
 
     Its number in the communicator (``seq``) is the same on every rank. A call that raises one of the two exceptions
     below has touched no data; after any other error the communicator is dead.

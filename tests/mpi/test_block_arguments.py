@@ -201,12 +201,10 @@ def test_gpu_memory_without_gpus(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(2,))
 def test_more_ranks_than_numbers_fit_are_told_in_several_calls(comm: MPI.Intracomm) -> None:
-    from blinkmpi.runtime import settling
-
     with blinkmpi.Communicator(comm) as ours:
         assert ours._blink is not None
         said = [(comm.rank << 62) + i for i in range(200)]
-        before = ours._blink.seq
-        rows = settling.exchange(ours._blink, said, 10.0, "alltoallv")
+        before = ours._blink.sequence.seq
+        rows = ours._blink.sequence.numbers_of_all(said, 10.0, "alltoallv")
         assert rows == tuple(tuple((r << 62) + i for i in range(200)) for r in range(2))
-        assert ours._blink.seq == before + 3
+        assert ours._blink.sequence.seq == before + 3

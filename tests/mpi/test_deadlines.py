@@ -421,7 +421,7 @@ def test_ranks_that_make_different_communicators_are_told(comm: MPI.Intracomm) -
             (ours.Dup if comm.rank == 1 else ours.Split)()
         ours.Barrier()
         with pytest.raises(BufferTypeError if comm.rank == 1 else RemoteError):
-            enter(ours._dispatcher(), "register()", fails if comm.rank == 1 else lambda: None)
+            enter(ours._dispatcher().sequence, "register()", fails if comm.rank == 1 else lambda: None)
         ours.Barrier()
 
 

@@ -148,7 +148,7 @@ def case_exported(method: str, root: str, timeout: str, signal_name: str) -> Non
         vector = np.ones(64 << 20, np.float32)
         arguments = (vector, int(root)) if method == "Bcast" else (MPI.IN_PLACE, vector)
         getattr(comm, method)(*arguments)
-        assert all(program.cma for _, program in comm._dispatcher().programs.values() if program)
+        assert all(program.cma for _, program in comm._dispatcher().binder.programs.values() if program)
         if comm.rank == VICTIM:
             signal_amid_a_call(comm, signal.Signals[signal_name])
         say(ready=True, pid=os.getpid())

@@ -107,18 +107,18 @@ def test_a_record_is_used_again_when_all_have_read_it(comm: MPI.Intracomm, first
 
         def on_gpu(count: int) -> None:
             called = Called(f"allreduce({count} x float32, op sum){ON_GPU}")
-            dispatcher.seq += 1
-            host.records.announce_elsewhere(dispatcher.seq, *host.records.encode(called), 30.0)
+            dispatcher.sequence.seq += 1
+            host.records.announce_elsewhere(dispatcher.sequence.seq, *host.records.encode(called), 30.0)
 
         for parity in range(2):
             if comm.rank:
                 host._wait = late  # type: ignore[method-assign]
-            dispatcher.seq += 1
+            dispatcher.sequence.seq += 1
             if first == "exchange":
-                told = host.exchange(dispatcher.seq, Numbers((comm.rank, 7)), 30.0)
+                told = host.exchange(dispatcher.sequence.seq, Numbers((comm.rank, 7)), 30.0)
                 assert told == tuple((r, 7) for r in range(comm.size))
             else:
-                host.barrier(dispatcher.seq, Called("it"), 30.0)
+                host.barrier(dispatcher.sequence.seq, Called("it"), 30.0)
             host._wait = wait  # type: ignore[method-assign]
             on_gpu(8 + parity)
             if then == "on_gpu":

@@ -392,7 +392,7 @@ def test_a_forked_child_ends_nothing_of_its_parents(comm: MPI.Intracomm) -> None
     ours = blinkmpi.Communicator(comm, timeout=20)
     error = PeerLost("as a test wants it")
     error.held = Held()  # type: ignore[attr-defined]
-    dispatcher_of(ours).die(error)
+    dispatcher_of(ours).sequence.die(error)
     del error
     child = os.fork()
     if child == 0:

@@ -98,7 +98,7 @@ def test_coalesced_calls_are_few(comm: MPI.Intracomm) -> None:
     rank, n = comm.rank, comm.size
     kinds = [("float32", 5), ("bfloat16", 3), ("float32", 0), ("float32", 33)]
     with job() as world, torch.no_grad():
-        calls = lambda: world.comm._dispatcher().seq  # noqa: E731
+        calls = lambda: world.comm._dispatcher().sequence.seq  # noqa: E731
         for asynchronous in (False, True):
             for _ in range(2):  # the first is planned for
                 before = calls()

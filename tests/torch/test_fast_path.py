@@ -346,7 +346,7 @@ def test_c_makes_repeated_calls_of_the_fast_path(comm: MPI.Intracomm) -> None:
                     comm.Barrier()
                     assert call(group, *given, opts)
                     found = dispatcher.repeated.last_launch
-                    by_c.append(found is not None and found[1] == dispatcher.seq)
+                    by_c.append(found is not None and found[1] == dispatcher.sequence.seq)
                 assert all(by_c[2:]), (read, kind, asynchronous, by_c)
 
 

@@ -25,7 +25,7 @@ from ...util.files import read_file
 from ...util.settings import LONGEST_S, MOST_RANKS
 from ...util.text import brief, parse_size, plural, quoted, whole_number
 from ..nccl_tests import TEST_NAMES
-from ..options import add_flags, read, settle
+from ..options import add_flags, memory_for, read
 
 MOST_FILE_BYTES, MOST_RUNS = 1 << 20, 4096
 LARGEST = 1 << 62
@@ -316,6 +316,6 @@ def _check(run: Run, at: str) -> None:
         args = _parser().parse_args(run.words)
         options = read(args, run.ranks)
         if run.memory is not None:
-            settle(args, options, gpu=run.memory == "gpu")
+            memory_for(args, options, gpu=run.memory == "gpu")
     except BlinkError as error:
         raise FormatError(f"{at.rstrip(': .')}: {run.label()}: bench refuses this: {error}") from error

@@ -6,6 +6,7 @@
 ``buffers``  reads buffer specifications that show GPU memory, and streams
 ``calls``    the calls of a communicator: binds them, and keeps those on streams
 ``call``     the life of one: put its kernel on a stream, wait for it, raise what went wrong
+``history``  what the calls so far have in common: their number among the ranks, and what they leave
 ``copies``   what a call copies before its kernel and behind it, and the buckets of groups
 ``repeating``  what C needs to launch a kernel again, with buffers at other addresses
 ``counting``  counts calls and what they move

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from mpi4py import MPI
 
@@ -24,10 +24,7 @@ from ...transport.interface import PeerDelegates, Refused
 from ...transport.network.endpoints import Endpoints
 from ..arguments import Prepared
 from .copies import CopiesAround
-from .repeating import Launch
-
-if TYPE_CHECKING:
-    from .calls import CudaCalls
+from .history import CallHistory
 
 GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
 SHORT_S = 0.001  # a wait polls without sleeping for so long
@@ -60,7 +57,7 @@ class CudaCall:
 
     def __init__(
         self,
-        calls: CudaCalls,
+        history: CallHistory,
         kernel: LoadedKernel,
         called: Called,
         ready: Prepared,
@@ -69,9 +66,9 @@ class CudaCall:
         search: ChunkSearch | None,
         timeout_s: float,
     ) -> None:
-        context = calls.context
-        self.calls, self.context, self.host, self.holder = calls, context, calls.host, holder
-        self.launch: Launch | None = None  # the call as C makes it again
+        context = history.context
+        self.history, self.context, self.host, self.holder = history, context, history.host, holder
+        self.launch: object = None  # the call as C makes it again, if it does
         self.again = False  # whether such a call was made before
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
         self.text, self.nbytes = called.text, ready.call.nbytes
@@ -82,7 +79,7 @@ class CudaCall:
         self.around = CopiesAround(context, ready, stream, holder)
         self._keep = (holder, ready) if self.around.any else (holder,)
         self._call = ready.call
-        self.starts = calls.started.of(ready.call, kernel.protocol)
+        self.starts = history.started.of(ready.call, kernel.protocol)
         self.fingerprint, self.record = self.host.records.encode(called)
         self._report = context.transport.report
         self.repeats = search is None and not context.here and not self.around.plain  # whether C may make it again
@@ -122,10 +119,10 @@ class CudaCall:
 
     def start(self, seq: int) -> None:
         """Announce the call and put it on its stream; between nodes, see it through."""
-        self.seq, self._number = seq, self.calls.numbered(seq, self.fingerprint)
-        self.calls.started_here(self)
+        self.seq, self._number = seq, self.history.numbered(seq, self.fingerprint)
+        self.history.last = self
         if not self.starts.known:
-            self.starts = self.calls.started.of(self._call, self.kernel.protocol)
+            self.starts = self.history.started.of(self._call, self.kernel.protocol)
         self.starts.number += 1
         if self._report[1]:  # a kernel has aborted
             raise self.failure()
@@ -223,7 +220,7 @@ class CudaCall:
     def _put_on_stream(self) -> None:
         self.around.before()
         if self.around.any:
-            (self.calls.in_graphs if self.captured else self.calls.held).append(self)
+            (self.history.in_graphs if self.captured else self.history.held).append(self)
         self._launch(self._number)
         self.around.after()
 
@@ -246,7 +243,7 @@ class CudaCall:
         with self.context.gpu.timed(self.stream) as seconds:
             self._put_on_stream()
         self.wait()
-        search.learn(self.calls.slowest(seconds()))
+        search.learn(self.history.slowest(seconds()))
 
     # ---- between nodes
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -11,8 +9,6 @@ from mpi4py import MPI
 
 from ...program.memory import DeviceArray
 from ...transport.announcement import ON_GPU, Called
-from ...transport.cuda.loaded_kernel import MASK
-from ...transport.host.transport import HostTransport
 from ...transport.interface import BoundCall
 from ...util.lru import LRU
 from ..arguments import Prepared
@@ -24,17 +20,14 @@ from .buffers import stream_address
 from .call import CudaCall
 from .context import CudaContext
 from .copies import Buckets
-from .counting import StartedCalls
+from .history import CallHistory
 from .operands import OperandsInFlight
 from .repeating import Repeating
-from .watch import forget
 
 if TYPE_CHECKING:
-    from ..dispatch import Dispatcher
+    from ..sequence import CallSequence
 
 SIGNATURES = 1024  # of calls that others are made of
-HELD = 64  # started calls whose own memory is kept
-SPREAD = 0x9E3779B1  # odd, so that histories that differ once never meet again through equal calls
 
 
 class LastCall(NamedTuple):
@@ -45,19 +38,19 @@ class LastCall(NamedTuple):
 
 
 class CudaCalls:
-    """Binds calls on GPU memory of one communicator."""
+    """Binds calls on GPU memory of one communicator.
 
-    def __init__(self, context: CudaContext, host: HostTransport, dispatcher: Dispatcher) -> None:
-        self.context, self.host, self._dispatcher = context, host, dispatcher
+    Args:
+        enqueues: whether calls without a stream go on the current one, and are not waited for.
+    """
+
+    def __init__(self, context: CudaContext, sequence: CallSequence, *, enqueues: bool) -> None:
+        self.context, self.host, self.sequence, self._enqueues = context, sequence.host, sequence, enqueues
         self.thread = ProgressThread()
         self.operands = OperandsInFlight(context.gpu)
-        self.started = StartedCalls(context, host)
-        self.buckets = Buckets(dispatcher)
-        self._last: CudaCall | None = None  # the one that Python started last
-        self.held: deque[CudaCall] = deque(maxlen=HELD)  # whose memory may still be read when they are forgotten
-        self.in_graphs: list[CudaCall] = []  # likewise, of graphs: nobody knows how long they live
+        self.buckets = Buckets(sequence)
+        self.history = CallHistory(context, sequence)
         self.by_signature: LRU[tuple[Any, ...], CudaCall] = LRU(SIGNATURES)  # a call of each, which others are made of
-        self.history = ctypes.c_uint64()  # of the calls so far, in 32 bits
 
     @staticmethod
     def makes(bound: BoundCall | None) -> TypeGuard[CudaCall]:
@@ -79,7 +72,7 @@ class CudaCalls:
     def bind(
         self, ready: Prepared, stream: Any, timeout_s: float, signature: Signature | None = None
     ) -> CudaCall | EmptyCall:
-        """A call with everything settled but the moment.
+        """A call of which all is known but the moment.
 
         Args:
             stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
@@ -95,7 +88,7 @@ class CudaCalls:
         with context.gpu.entered():
             on = context.stream_of(ready) if told is None else told
             ready, kernel, search = context.fill(ready, text, on, timeout_s)
-            bound = CudaCall(self, kernel, called, ready, on, holder, search, timeout_s)
+            bound = CudaCall(self.history, kernel, called, ready, on, holder, search, timeout_s)
         alike = {b.stream for b in (ready.send, ready.recv) if isinstance(b, DeviceArray)}
         if signature is not None and (told is not None or len(alike) == 1) and bound.moves_to(ready, signature.places):
             self.by_signature.put(signature.common, bound)
@@ -111,14 +104,9 @@ class CudaCalls:
 
         def work(_operands: tuple[Any, ...] = operands) -> None:
             with self.context.gpu.entered():
-                self._dispatcher.wait(pending)
+                self.sequence.wait(pending)
 
-        return self.thread.begin(work, self._dispatcher.context.log_once)
-
-    def close(self) -> None:
-        """End the threads' work for this communicator."""
-        self.thread.close()
-        forget(self._dispatcher)
+        return self.thread.begin(work, self.sequence.context.log_once)
 
     def keep(self, bound: BoundCall, operands: tuple[Any, ...], method: object = None, stream: Any = None) -> None:
         """Keep the operands of a call that was put on its stream until it is through.
@@ -139,36 +127,18 @@ class CudaCalls:
     @cached_property
     def repeating(self) -> Repeating:
         """What makes calls on streams known to C."""
-        dispatcher = self._dispatcher
-        given = dispatcher.repeated, self.context, self.operands, dispatcher.enqueues
-        return Repeating(*given, self.host.executor_reason, dispatcher.context.log_once)
-
-    def numbered(self, seq: int, fingerprint: int) -> int:
-        """A number for a call that ranks have in common as long as all their calls here have been alike.
-
-        Some ranks wait for nobody, as the root of a broadcast: their kernels cannot see that a peer calls something
-        else. The next call does.
-        """
-        self.history.value = ((self.history.value ^ fingerprint) * SPREAD + seq) & MASK
-        return self.history.value
+        given = self.sequence.repeated, self.context, self.operands, self._enqueues
+        return Repeating(*given, self.host.executor_reason, self.sequence.context.log_once)
 
     @property
     def last(self) -> LastCall | None:
         """The call that was started last."""
-        own, found = self._last, self._dispatcher.repeated.last_launch
+        own, found = self.history.last, self.sequence.repeated.last_launch
         if found is not None and (own is None or found[1] > own.seq):
             return LastCall(found[1], found[0].text)
         return LastCall(own.seq, own.text) if own is not None else None
-
-    def started_here(self, call: CudaCall) -> None:
-        """Note the call that Python starts last."""
-        self._last = call
 
     def check(self) -> None:
         """Raise what a kernel has reported, of a call or of a graph's replay."""
         if self.context.transport.aborted:
             raise self.context.transport.error("a call on a stream or in a graph")
-
-    def slowest(self, seconds: float) -> float:
-        """The longest time of all ranks."""
-        return max(self._dispatcher.exchange(int(seconds * 1e9))) * 1e-9

@@ -22,7 +22,7 @@ from ..arguments import Copy, Prepared
 from ..entering import enter
 
 if TYPE_CHECKING:
-    from ..dispatch import Dispatcher
+    from ..sequence import CallSequence
     from .context import CudaContext
 
 LEAST_BUCKET = 2 << 20  # bytes: what the driver allocates anyway
@@ -111,8 +111,8 @@ class Buckets:
     Graphs may name it, so it is never given back before. Ranks that make the same groups ask for the same sizes.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, sequence: CallSequence) -> None:
+        self._sequence = sequence
         self._made: dict[int, tuple[int, Any]] = {}  # address and array, by bytes
 
     def room(self, nbytes: int) -> int:
@@ -129,14 +129,13 @@ class Buckets:
         return self._made[size][0]
 
     def _make(self, size: int) -> tuple[int, Any]:
-        dispatcher = self._dispatcher
-        context = dispatcher.context.cuda()
-        enter(dispatcher, f"making room for groups of {size} bytes", lambda: None)
+        context = self._sequence.context.cuda()
+        enter(self._sequence, f"making room for groups of {size} bytes", lambda: None)
         with context.gpu.entered():
             try:
                 array = context.empty(size, "uint8")
             except (DeviceError, RemoteError) as error:  # on every rank
                 text = f"groups of up to {size} bytes are gathered in memory that is not registered: {error}"
-                dispatcher.context.log_once(text)
+                self._sequence.context.log_once(text)
                 array = cupy().empty(size, "uint8")
         return int(array.data.ptr), array

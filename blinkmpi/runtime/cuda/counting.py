@@ -53,7 +53,7 @@ class StartedCalls:
             found = self._kinds[call, protocol] = Starts(0, 1)
         return found
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Add what was counted to the counters of the host transport. Local.
 
         Calls of one template are added up tree by tree, so that one program says what all of them have moved.
@@ -91,7 +91,7 @@ class StartedCalls:
         self._host.recorder.tally({name: (nbytes[name], calls[name]) for name in calls}).add()
 
     def _forget(self) -> None:
-        self.settle()
+        self.flush()
         for starts in self._kinds.values():
             starts.known = 0
         self._kinds.clear()

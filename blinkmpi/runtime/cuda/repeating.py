@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
 from ..foreign import EXCHANGE, imported, tensor_reader
 from .buffers import tensor_types
+from .call import CudaCall
 from .context import CudaContext
 from .operands import OperandsInFlight
-
-if TYPE_CHECKING:
-    from .call import CudaCall
 
 
 class Launch:
@@ -41,7 +39,7 @@ class Launch:
         first = len(call.around.gathers)
         self._moves = np.array(moves, np.int64).reshape(len(moves), 3)
         self._words = [bytes(words) for *_, words in parts]
-        self._keep = (kernels, call.holder, call.starts, records, pages, transport, call.calls.history, call.record)
+        self._keep = (kernels, call.holder, call.starts, records, pages, transport, call.history.number, call.record)
         numbers: dict[str, int] = {
             **gpu.functions, "stream": call.stream, "asks": int(any(k.table for k in kernels)),
             "parts": len(parts), "first": first, "end": first + len(kernels),
@@ -50,7 +48,7 @@ class Launch:
             "prints[0]": pages.address + pages.record(0, 0), "prints[1]": pages.address + pages.record(0, 1),
             "print": call.fingerprint, "body": _at(call.record), "body_bytes": len(call.record),
             "elsewhere": records.elsewhere.ctypes.data, "report": ctypes.addressof(transport.report),
-            "history": ctypes.addressof(call.calls.history), "starts": ctypes.addressof(call.starts),
+            "history": ctypes.addressof(call.history.number), "starts": ctypes.addressof(call.starts),
             "kernels": ctypes.addressof(transport.kernels_started),
         }  # fmt: skip
         for i, (kernel, grid, block, words) in enumerate(parts):
@@ -90,14 +88,14 @@ class Repeating:
         if not self._repeated.launches:
             self._say(f"calls on streams are looked up in Python ({self._why})")
             return
-        launch = call.launch = call.launch or Launch(call)
+        launch = _launch_of(call)
         self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))
 
     def keep_group(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:
         """Let C make a group of one launch again, that has just been made of these arguments, if it can be."""
         kernels = len(_kernels(call.kernel)) + len(call.around.gathers) + len(call.around.scatters)
         if call.repeats and kernels <= MOST_PARTS and not any(len(k.args) > MOST_WORDS for k in _kernels(call.kernel)):
-            launch = call.launch = call.launch or Launch(call)
+            launch = _launch_of(call)
             flat = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
             self._repeated.keep_launched_group(launch, launch.address, method, args, stream, self._aim(flat))
 
@@ -113,6 +111,13 @@ class Repeating:
         array, stream = (cupy.ndarray, cupy.cuda.get_current_stream) if cupy is not None else (None, None)
         parts = b"".join(struct.pack("QQq", *part) for part in self._context.transport.regions.parts())
         return array, stream, tensors, exchange, *self._own, parts
+
+
+def _launch_of(call: CudaCall) -> Launch:
+    """A call as C makes it again."""
+    launch = call.launch if isinstance(call.launch, Launch) else Launch(call)
+    call.launch = launch
+    return launch
 
 
 def _kernels(loaded: LoadedKernel) -> list[LoadedKernel]:

@@ -111,7 +111,7 @@ def say_once(why: str) -> None:
     log(read(), level, f"point-to-point of GPU memory goes through pinned host memory, because {why}")
 
 
-def settle(obj: Any) -> None:
+def synchronize(obj: Any) -> None:
     """Wait until the work on the stream on which a GPU buffer was made is done: MPI knows of no streams.
 
     By the CUDA array interface an object that names no stream needs no waiting.

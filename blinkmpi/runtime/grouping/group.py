@@ -11,25 +11,30 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
-from ...errors import ArgumentError, MismatchError
+from ...errors import ArgumentError
 from ...transport.host.host_call import HostCall
 from ...transport.host.repeated import RepeatedCalls
 from ...transport.interface import BoundCall, PeerDelegates
 from ...util.lru import LRU
 from ..call_keys import key_of
 from ..collectives import CollectiveMethod, Invocation
+from ..delegation import delegated_in_group
+from ..making import CallMaker
 from .launches import PACKED, GroupLaunch, NotedCall, launches, refused
-
-if TYPE_CHECKING:
-    from ..dispatch import Dispatcher
 
 KEPT = 256  # groups that are kept to be made again
 Args = tuple[Any, ...]
+
+
+class Open(Protocol):
+    """A communicator that makes calls."""
+
+    groups: Groups
 
 
 class Group:
@@ -42,7 +47,7 @@ class Group:
         begins: whether they are only begun there, which is for host memory; ``request`` is then what to wait for.
     """
 
-    def __init__(self, dispatcher: Callable[[], Dispatcher], stream: Any, timeout: float | None) -> None:
+    def __init__(self, dispatcher: Callable[[], Open], stream: Any, timeout: float | None) -> None:
         self._open, self._groups = dispatcher, dispatcher().groups
         self.stream, self.timeout = stream, timeout
         self.begins = False
@@ -73,9 +78,8 @@ class OpenGroup:
 class Groups:
     """The groups of a communicator's threads."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher: Dispatcher = weakref.proxy(dispatcher)  # whose part this is
-        self._repeated = dispatcher.repeated  # which a group shows again, though the communicator was freed in it
+    def __init__(self, maker: CallMaker) -> None:
+        self._maker, self._sequence, self._cuda = maker, maker.sequence, maker.cuda
         self.open: dict[int, OpenGroup] = {}  # by thread
         self._lock = threading.Lock()
         self._kept: LRU[tuple[Any, ...], tuple[GroupLaunch, ...]] = LRU(KEPT)
@@ -89,7 +93,7 @@ class Groups:
                 raise ArgumentError("this group is open; call comm.grouped() for one more")
             held = self.open.setdefault(threading.get_ident(), OpenGroup())
             held.entered.append((group, len(held.calls)))
-            self._repeated.hide()
+            self._sequence.repeated.hide()
 
     def leave(self, group: Group, *, forget: bool) -> list[NotedCall]:
         """End a group.
@@ -122,7 +126,7 @@ class Groups:
 
     def _show(self) -> None:
         if not self.open:
-            self._repeated.show()
+            self._sequence.repeated.show()
 
     def note(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> bool:
         """Note a call, if this thread has an open group; whether it has."""
@@ -145,9 +149,9 @@ class Groups:
     def end(self, calls: Sequence[NotedCall]) -> None:
         """Make the calls of a group that has ended: again by C, where they were made before."""
         method, args, stream = calls[0].method, tuple(calls), calls[0].stream
-        begun = self._dispatcher.again(method, args, stream)
+        begun = self._sequence.again(method, args, stream)
         if isinstance(begun, tuple):
-            self._dispatcher.go_on(method, args, stream, begun)
+            self._sequence.go_on(method, args, begun, None)
         elif not begun:
             self.make(calls, method, args)
 
@@ -156,15 +160,15 @@ class Groups:
 
         C makes them again by itself from then on, on host memory or as one launch on a stream, if it is to be had.
         """
-        self._dispatcher.check_alive()
-        waits = not self._dispatcher.enqueues and any(call.stream is None for call in calls)
+        self._sequence.check_alive()
+        waits = not self._maker.enqueues and any(call.stream is None for call in calls)
         found = self._launches(calls)
         for launch in found:
             mine = [calls[i] for i in launch.calls] or calls
             timeout_s = min((c.timeout_s for c in mine if c.timeout_s is not None), default=None)
             stream = next((c.stream for c in mine if c.stream is not None), None)
             if launch.ready is None:  # a call by itself
-                self._dispatcher.call(launch.method, mine[0].args, timeout_s, stream)
+                self._maker.make(launch.method, mine[0].args, timeout_s, stream)
             else:
                 self._run(launch, mine, timeout_s, stream, waits=waits)
         stream = calls[0].stream
@@ -173,47 +177,46 @@ class Groups:
         known = [self._bound(launch, stream) for launch in found]
         bound = [call for call in known if isinstance(call, HostCall)]
         if len(bound) == len(found):
-            again = RepeatedGroup(self._dispatcher.repeated, method.name, bound)
-            self._dispatcher.repeated.keep_group(again, bound, method, args)
-        elif waits or (cuda := self._dispatcher.cuda) is None:
+            repeated = self._sequence.repeated
+            repeated.keep_group(RepeatedGroup(repeated, method.name, bound), bound, method, args)
+        elif waits or self._cuda is None:
             return
-        elif len(found) == len(found[0].streams) == 1 and cuda.makes(known[0]):
-            cuda.repeating.keep_group(known[0], method, args, stream)
+        elif len(found) == len(found[0].streams) == 1 and self._cuda.makes(known[0]):
+            self._cuda.repeating.keep_group(known[0], method, args, stream)
 
     def _bound(self, launch: GroupLaunch, stream: Any) -> BoundCall | None:
         """A launch that was made, as it was bound; None where calls are so many that it may soon be forgotten."""
-        calls = self._dispatcher.calls
+        calls = self._maker.binder.calls
         key = key_of(launch.method.prepare, (launch,), stream, 0) if 2 * len(calls) <= calls.size else None
         return calls.get(key) if key is not None else None
 
     def _run(self, launch: GroupLaunch, operands: Any, timeout_s: float | None, stream: Any, *, waits: bool) -> None:
         """Make a launch; what it reads and writes on a stream lives until that is done."""
-        dispatcher = self._dispatcher
         self._join(launch.streams[:1], launch.streams[1:])
-        dispatcher.call(launch.method, (launch,), timeout_s, None if waits else stream)
-        if launch.streams and not waits and dispatcher.cuda is not None:
-            dispatcher.cuda.operands.keep((operands,), 0, launch.streams[0])
+        self._maker.make(launch.method, (launch,), timeout_s, None if waits else stream)
+        if launch.streams and not waits and self._cuda is not None:
+            self._cuda.operands.keep((operands,), 0, launch.streams[0])
             for other in launch.streams[1:]:
                 self._join((other,), launch.streams[:1])
 
     def begin(self, calls: Sequence[NotedCall]) -> MPI.Request:
         """Begin calls on host memory together; their buffers are read and written until the request is complete."""
-        dispatcher = self._dispatcher
-        dispatcher.check_alive()
-        dispatcher.repeated.shut()  # until a call has waited for it
+        sequence, binder = self._sequence, self._maker.binder
+        sequence.check_alive()
+        sequence.repeated.shut()  # until a call has waited for it
         made = []
         for launch in self._launches(calls):
             mine = [calls[i] for i in launch.calls] or calls
             timeout_s = min((c.timeout_s for c in mine if c.timeout_s is not None), default=None)
             invocation = Invocation(launch.method, (launch,) if launch.ready is not None else mine[0].args)
-            made.append((dispatcher.prepare(invocation, timeout_s, None), invocation, dispatcher.deadline(timeout_s)))
+            made.append((binder.prepare(invocation, timeout_s, None), invocation, sequence.deadline(timeout_s)))
 
         def work(_operands: Sequence[NotedCall] = calls) -> None:
-            dispatcher.drain_c()
+            sequence.drain_c()
             for each in made:
-                dispatcher.make_prepared(*each)
+                self._maker.make_prepared(*each)
 
-        return dispatcher.thread.begin(work, dispatcher.context.log_once)
+        return sequence.thread.begin(work, sequence.context.log_once)
 
     def made(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> bool:
         """Make a call of lists of buffers, if this is one; whether it is."""
@@ -222,18 +225,11 @@ class Groups:
             self.make(calls, method, args)
         return bool(calls)
 
-    def check_delegated(self, invocation: Invocation) -> None:
-        """Raise MismatchError if a group has met a call of another rank's that is MPI's, which is another call."""
-        if invocation.method.grouped:
-            error = delegated(invocation.name)
-            self._dispatcher.die(error)
-            raise error
-
     def _join(self, streams: Sequence[int], others: Sequence[int]) -> None:
         """Let a stream wait for what is now on others."""
-        if self._dispatcher.cuda is not None:
+        if self._cuda is not None:
             for other in others:
-                self._dispatcher.cuda.context.gpu.after(streams[0], other)
+                self._cuda.context.gpu.after(streams[0], other)
 
     def _launches(self, calls: Sequence[NotedCall]) -> tuple[GroupLaunch, ...]:
         if not calls:
@@ -244,16 +240,10 @@ class Groups:
         kept = None not in keys
         found = self._kept.find(key := tuple(keys)) if kept else None
         if found is None:
-            found = launches(self._dispatcher, calls, kept=kept)
+            found = launches(self._maker, calls, kept=kept)
             if kept and not any(isinstance(launch.ready, Exception) for launch in found):
                 self._kept.put(key, found)
         return found
-
-
-def delegated(name: str) -> MismatchError:
-    """The error where a group has met a call of another rank's that is MPI's."""
-    text = f"a group of {name} here meets a single call of another rank's that only MPI can make"
-    return MismatchError(f"{text}; make such calls outside of groups on all ranks. The communicator is dead")
 
 
 class RepeatedGroup:
@@ -271,7 +261,7 @@ class RepeatedGroup:
                 self._repeated.seq += 1
                 call.run(self._repeated.seq)
         except PeerDelegates:
-            raise delegated(self._name) from None
+            raise delegated_in_group(self._name) from None
 
 
 # ---------------------------------------------------------------- lists of buffers

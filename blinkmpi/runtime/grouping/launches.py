@@ -21,7 +21,7 @@ from ...errors import ArgumentError, BlinkError, BufferTypeError
 from ...program.call import Call
 from ...program.memory import DeviceArray, Segments, address
 from ...program.reduction import NARROW, Array, dtype_of
-from ..arguments import Copy, Prepared, Unsettled
+from ..arguments import Copy, NeedsNumbers, Prepared
 from ..buffers import DelegatedToMPI, mpi_op
 from ..call_keys import Keyed
 from ..collectives import (
@@ -42,7 +42,7 @@ from . import packing
 from .packing import BucketLayout, Item, UsedMemory
 
 if TYPE_CHECKING:
-    from ..dispatch import Dispatcher
+    from ..making import CallMaker
 
 PACKED = frozenset((BCAST, REDUCE, ALLREDUCE, GATHER, SCATTER, ALLGATHER, BLOCKS, ALLTOALL))
 # Bytes of a call that is not packed, and of the calls that are packed into one. On CPU ranks copying takes longer than
@@ -129,7 +129,7 @@ def refused(method: CollectiveMethod, error: Exception) -> tuple[GroupLaunch, ..
     return (GroupLaunch((), grouped(method), error),)
 
 
-def launches(dispatcher: Dispatcher, calls: Sequence[NotedCall], *, kept: bool) -> tuple[GroupLaunch, ...]:
+def launches(maker: CallMaker, calls: Sequence[NotedCall], *, kept: bool) -> tuple[GroupLaunch, ...]:
     """What a group's calls make.
 
     Args:
@@ -137,7 +137,7 @@ def launches(dispatcher: Dispatcher, calls: Sequence[NotedCall], *, kept: bool) 
     """
     read: list[Prepared | None] = []
     for i, call in enumerate(calls):
-        ready = _read(dispatcher, call)
+        ready = _read(maker, call)
         if isinstance(ready, Exception):
             return refused(calls[0].method, _in_group(ready, i, call.method.name) if len(calls) > 1 else ready)
         read.append(ready)
@@ -159,10 +159,10 @@ def launches(dispatcher: Dispatcher, calls: Sequence[NotedCall], *, kept: bool) 
             continue
         streams = _streams(mine, [calls[i] for i in row])
         single = len(row) == 1 or not any(one.call.total for one in mine if one is not None)
-        ready = _unowned(mine[0], streams) if single else _packed(dispatcher, mine, streams)
+        ready = _unowned(mine[0], streams) if single else _packed(maker, mine, streams)
         own: Invocation | None = None
         if ready.call.dtype not in NARROW and not ready.on_device:  # else MPI lacks the type
-            args = calls[row[0]].args if single else _for_mpi(ready, dispatcher.context.rank)
+            args = calls[row[0]].args if single else _for_mpi(ready, maker.context.rank)
             own = Invocation(calls[row[0]].method, args)
             own = own.unowned() if single and kept else own
         said = "" if len(rows) == len(row) == 1 else _said(texts[at:])
@@ -173,14 +173,14 @@ def launches(dispatcher: Dispatcher, calls: Sequence[NotedCall], *, kept: bool) 
     return tuple(found)
 
 
-def _read(dispatcher: Dispatcher, call: NotedCall) -> Prepared | Exception | None:
+def _read(maker: CallMaker, call: NotedCall) -> Prepared | Exception | None:
     """A call's arguments, or what is wrong with them; None for a call that is made by itself."""
     if call.method not in PACKED:
         return None
-    ready = dispatcher.prepare(Invocation(call.method, call.args), call.timeout_s, call.stream)
+    ready = maker.binder.prepare(Invocation(call.method, call.args), call.timeout_s, call.stream)
     if isinstance(ready, DelegatedToMPI):
         return BufferTypeError(f"{ready}, and MPI makes such calls one by one; make it outside of the group")
-    assert not isinstance(ready, Unsettled), "those are not packed"
+    assert not isinstance(ready, NeedsNumbers), "those are not packed"
     return None if isinstance(ready, Prepared) and (ready.before or ready.after) else ready
 
 
@@ -269,10 +269,10 @@ def _at(place: int, nbytes: int) -> Array:
     return np.ndarray(nbytes, np.uint8, memory)
 
 
-def _packed(dispatcher: Dispatcher, mine: Sequence[Prepared | None], streams: tuple[int, ...]) -> Prepared:
+def _packed(maker: CallMaker, mine: Sequence[Prepared | None], streams: tuple[int, ...]) -> Prepared:
     """A call of buckets, with the copies between these and the users' buffers."""
     some = [ready for ready in mine if ready is not None]
-    first, rank, on_device = some[0].call, dispatcher.context.rank, some[0].on_device
+    first, rank, on_device = some[0].call, maker.context.rank, some[0].on_device
     item, n = first.itemsize, first.n
     lengths = [ready.call.counts[0] * item for ready in some]
     aligned = ON_DEVICE_ALIGNED if on_device else item
@@ -285,8 +285,8 @@ def _packed(dispatcher: Dispatcher, mine: Sequence[Prepared | None], streams: tu
     targets = [ready.recv if ready.final is None else ready.final for ready in some]
     receives = [address(target) for target in targets if target is not None]
     if on_device:
-        return _on_device(dispatcher, call, (sent, received), (0, recv_at), nbytes, (sends, receives), streams)
-    memory = dispatcher.own.room(nbytes)
+        return _on_device(maker, call, (sent, received), (0, recv_at), nbytes, (sends, receives), streams)
+    memory = maker.binder.own.room(nbytes)
     dtype = dtype_of(call.dtype)
     out, into = memory[: sent.nbytes], memory[recv_at : recv_at + received.nbytes]
     before = tuple(Copy(ours, theirs) for ours, theirs in _copies(out, sent, sends))
@@ -304,7 +304,7 @@ def _copies(bucket: Array, place: BucketLayout, buffers: Sequence[int]) -> list[
 
 
 def _on_device(
-    dispatcher: Dispatcher,
+    maker: CallMaker,
     call: Call,
     layouts: tuple[BucketLayout, BucketLayout],
     places: tuple[int, int],
@@ -313,8 +313,8 @@ def _on_device(
     streams: tuple[int, ...],
 ) -> Prepared:
     """As in host memory; the copies of all buffers are one kernel before and one behind."""
-    assert dispatcher.cuda is not None
-    at, rank, item = dispatcher.cuda.buckets.room(nbytes), dispatcher.context.rank, call.itemsize
+    assert maker.cuda is not None
+    at, rank, item = maker.cuda.buckets.room(nbytes), maker.context.rank, call.itemsize
     arrays, segments = [], []
     for layout, place, theirs in zip(layouts, places, buffers, strict=True):
         pieces = tuple(zip(theirs, layout.places, layout.lengths, strict=True)) if theirs else ()

@@ -185,7 +185,7 @@ static int meet_nodes(call_t *j, int64_t *rows) {
 }
 
 /* Whether nothing of this rank's messages is under way but receives that no message has met. */
-int blink_settled(call_t *j) {
+int blink_idle(call_t *j) {
   int all = 1;
   j->fault = 0;
   for (int64_t i = 0; i < j->nodes->others; i++) all &= rest_came(j, j->nodes->each + i);

@@ -4,7 +4,7 @@
  * user's thread as it begins one, waits or tests; any thread that waits inside MPI, where this MPI lets us know of it; and
  * a thread of our own that looks now and then (watch_calls), for a program that is away for long. What C cannot end by
  * itself (a rank that is late, other announcements, a fault) is Python's, which owns the queue until it has said what
- * became of the call (settle_call).
+ * became of the call (finish_call).
  *
  * To MPI a call is a generalized request, which is complete when the call is. */
 #pragma once
@@ -55,7 +55,7 @@ typedef struct queue {
   repeated_t *table;
   pending_t *_Atomic first, *last;
   pending_t *_Atomic ended;    /* whose objects are to be let go of, with both locks */
-  atomic_int owned;            /* whether somebody runs the first, or settles it */
+  atomic_int owned;            /* whether somebody runs the first, or finishes it */
   atomic_int waiters;          /* threads that wait for `changed`, or are about to */
   atomic_int moves;            /* counts how often the first has moved */
   int left;                    /* a status with which the first is Python's to take, or DONE */
@@ -192,7 +192,7 @@ static void wait_for_ns(pthread_cond_t *condition, pthread_mutex_t *lock, int64_
 }
 
 /* Wait until a call has ended, or all have: DONE; AGAIN after a while; else the status of the first call, which is the
- * caller's to settle, with the queue. */
+ * caller's to finish, with the queue. */
 static int wait_until(queue_t *q, const pending_t *until) {
   const int64_t end = now_ns() + A_WHILE_NS;
   int state = DONE;
@@ -271,8 +271,8 @@ static void let_ended_go(queue_t *q) {
 
 static queue_t *queue_of(const pending_t *r) { return table_of(r->self)->queue; }
 
-/* The first call, which Python settles: (it, what it is bound to, its number, status, timeout in seconds or None, method, arguments). */
-static PyObject *to_settle(queue_t *q, int state) {
+/* The first call, which Python finishes: (it, what it is bound to, its number, status, timeout in seconds or None, method, arguments). */
+static PyObject *left_over(queue_t *q, int state) {
   pending_t *const r = q->first;
   PyObject *const timeout = r->timeout_ns ? PyFloat_FromDouble((double)r->timeout_ns * 1e-9) : Py_NewRef(Py_None);
   return Py_BuildValue("(OOKiNOO)", r, r->entry->bound, (unsigned long long)q->table->seq, state, timeout, r->method, r->arguments);
@@ -332,7 +332,7 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
 }
 
 /* How a call is, for a user who waits for it, or only looks: True or False, whether it has ended; its error; None, if nothing has
- * happened for a while; or what Python is to settle. `given`: the request, and a status of MPI's or None. */
+ * happened for a while; or what Python is to finish. `given`: the request, and a status of MPI's or None. */
 static PyObject *look_at(pending_t *r, PyObject *const *given, Py_ssize_t n, int waits) {
   queue_t *const q = queue_of(r);
   int state = DONE;
@@ -346,7 +346,7 @@ static PyObject *look_at(pending_t *r, PyObject *const *given, Py_ssize_t n, int
     Py_END_ALLOW_THREADS
   }
   if (state == AGAIN) Py_RETURN_NONE;
-  if (state != DONE) return to_settle(q, state);
+  if (state != DONE) return left_over(q, state);
   if (r->state < HAS_ENDED) Py_RETURN_FALSE;
   let_ended_go(q);
   PyObject *const error = r->state == HAS_FAILED && !r->raised ? r->error : NULL;
@@ -376,7 +376,7 @@ static int drained(repeated_t *t) {
   return !t->pending;
 }
 
-/* Wait until no call is pending: True; None, if nothing has happened for a while; or what is to be settled. */
+/* Wait until no call is pending: True; None, if nothing has happened for a while; or what is to be finished. */
 static PyObject *drain_calls(PyObject *self, PyObject *none) {
   queue_t *const q = table_of(self)->queue;
   int state;
@@ -387,12 +387,12 @@ static PyObject *drain_calls(PyObject *self, PyObject *none) {
   Py_END_ALLOW_THREADS
   let_ended_go(q);
   if (state == AGAIN) Py_RETURN_NONE;
-  if (state != DONE) return to_settle(q, state);
+  if (state != DONE) return left_over(q, state);
   Py_RETURN_TRUE;
 }
 
-/* (call, error or None): what became of the first call, which was Python's to settle. */
-static PyObject *settle_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+/* (call, error or None): what became of the first call, which was Python's to finish. */
+static PyObject *finish_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   queue_t *const q = table_of(self)->queue;
   if (n != 2 || given[0] != (PyObject *)q->first) return PyErr_Format(PyExc_ValueError, "expected the first call, and an error or None");
   if (given[1] != Py_None) q->first->error = Py_NewRef(given[1]);
@@ -401,7 +401,7 @@ static PyObject *settle_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   Py_RETURN_NONE;
 }
 
-/* (error): no call is begun any more, and those that are fail, but for one that somebody runs or settles. */
+/* (error): no call is begun any more, and those that are fail, but for one that somebody runs or finishes. */
 static PyObject *give_up_calls(PyObject *self, PyObject *error) {
   queue_t *const q = table_of(self)->queue;
   if (mpi.forked) Py_RETURN_NONE;
@@ -425,7 +425,7 @@ static PyObject *give_up_calls(PyObject *self, PyObject *error) {
   Py_RETURN_NONE;
 }
 
-/* The thread's: look after the queue until a call is Python's to settle; None when the thread is to end. */
+/* The thread's: look after the queue until a call is Python's to finish; None when the thread is to end. */
 static PyObject *watch_calls(PyObject *self, PyObject *none) {
   queue_t *const q = table_of(self)->queue;
   const pending_t *seen = NULL; /* the first, when it last looked; how often that had moved, and since when it has not */
@@ -458,7 +458,7 @@ static PyObject *watch_calls(PyObject *self, PyObject *none) {
   pthread_mutex_unlock(&q->lock);
   Py_END_ALLOW_THREADS
   if (state == DONE) Py_RETURN_NONE;
-  return to_settle(q, state);
+  return left_over(q, state);
 }
 
 /* Have the thread end. */
@@ -500,7 +500,7 @@ static PyType_Spec pending_spec = {"blinkmpi.PendingCall", sizeof(pending_t), 0,
 static PyMethodDef queue_functions[] = {
   {"begin_call", (PyCFunction)(void (*)(void))begin_call, METH_FASTCALL, "Begin a call that was made before."},
   {"drain_calls", drain_calls, METH_NOARGS, "Wait until no call is pending."},
-  {"settle_call", (PyCFunction)(void (*)(void))settle_call, METH_FASTCALL, "Say what became of the first call."},
+  {"finish_call", (PyCFunction)(void (*)(void))finish_call, METH_FASTCALL, "Say what became of the first call."},
   {"give_up_calls", give_up_calls, METH_O, "Let all calls fail that nobody runs."},
   {"watch_calls", watch_calls, METH_NOARGS, "Look after the queue."},
   {"stop_watching", stop_watching, METH_NOARGS, "Have `watch_calls` return."},

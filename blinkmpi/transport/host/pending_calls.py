@@ -25,7 +25,7 @@ class PendingCall(Protocol):
         """The same, if it has ended."""
 
 
-class ToSettle(NamedTuple):
+class LeftOver(NamedTuple):
     """The first call, of which C waits to hear what becomes of it: it could not end it by itself."""
 
     pending: PendingCall
@@ -38,9 +38,9 @@ class ToSettle(NamedTuple):
 
 
 # Whether it has ended; its error; None, if nothing has happened for a while, and signals are to be looked at; or the
-# fields of ToSettle.
+# fields of LeftOver.
 Look = bool | BaseException | tuple[Any, ...] | None
-Settle = Callable[[ToSettle], BaseException | None]  # brings a call to its end; returns what it has raised
+Finish = Callable[[LeftOver], BaseException | None]  # brings a call to its end; returns what it has raised
 
 LEFT_S = 0.2  # that the thread has to end with the process
 _watched: weakref.WeakSet[PendingCalls] = weakref.WeakSet()
@@ -61,17 +61,17 @@ class PendingCalls:
     Args:
         serve: C's function that makes the others.
         request: the type of requests, a subclass of MPI's; C sets the field ``pending``.
-        settle: brings a call to its end that C cannot; None if nobody can any more.
+        finish: brings a call to its end that C cannot; None if nobody can any more.
     """
 
     def __init__(
-        self, serve: Callable[..., tuple[Any, ...]], request: type[MPI.Request], settle: Callable[[], Settle | None]
+        self, serve: Callable[..., tuple[Any, ...]], request: type[MPI.Request], finish: Callable[[], Finish | None]
     ) -> None:
         found = addresses(*REQUESTS)
         assert not isinstance(found, str), "why_not() is asked before"
         polled, hook = address_if_any(POLLED), address_if_any(HOOK)
         tells = not (polled or hook)
-        self.begin, self._drain, self._settled, self._give_up, self._watch, self._stop = serve(
+        self.begin, self._drain, self._finished, self._give_up, self._watch, self._stop = serve(
             request,
             *found,
             polled,
@@ -82,20 +82,20 @@ class PendingCalls:
             handle(MPI.BYTE),
         )
         self._thread = threading.Thread(
-            target=_look_after, args=(self._watch, self._settled, settle), name="blinkmpi-progress", daemon=True
+            target=_look_after, args=(self._watch, self._finished, finish), name="blinkmpi-progress", daemon=True
         )
         self._thread.start()
         _watched.add(self)
 
-    def settle(self, given: tuple[Any, ...], by: Settle) -> BaseException | None:
+    def finish(self, given: tuple[Any, ...], by: Finish) -> BaseException | None:
         """Bring the first call to its end; returns what it has raised."""
-        return _settle(given, by, self._settled)
+        return _finish(given, by, self._finished)
 
-    def drain(self, by: Settle) -> None:
+    def drain(self, by: Finish) -> None:
         """Wait until no call is pending."""
         while (left := self._drain()) is not True:
             if left is not None:
-                self.settle(left, by)
+                self.finish(left, by)
 
     def give_up(self, error: BaseException) -> None:
         """Let all calls fail but one that is being made."""
@@ -108,23 +108,23 @@ class PendingCalls:
             self._thread.join(timeout_s)
 
 
-def _look_after(watch: Callable[[], Any], settled: Callable[..., None], settle: Callable[[], Settle | None]) -> None:
+def _look_after(watch: Callable[[], Any], finished: Callable[..., None], finish: Callable[[], Finish | None]) -> None:
     """The thread: it refers to nothing that its communicator would have to let go of."""
     while (left := watch()) is not None:
-        by = settle()
+        by = finish()
         if by is None:
             return
-        _settle(left, by, settled)
+        _finish(left, by, finished)
         del left, by
 
 
-def _settle(given: tuple[Any, ...], by: Settle, settled: Callable[..., None]) -> BaseException | None:
-    left = ToSettle(*given)
+def _finish(given: tuple[Any, ...], by: Finish, finished: Callable[..., None]) -> BaseException | None:
+    left = LeftOver(*given)
     error: BaseException | None = PeerLost("an interrupt came while it was brought to its end")
     try:
         error = by(left)
     finally:
-        settled(left.pending, error)
+        finished(left.pending, error)
     return error
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .block_call import BlockKind
     from .count_kind import CountKind
     from .host_call import HostCall
-    from .pending_calls import PendingCalls, Settle
+    from .pending_calls import Finish, PendingCalls
 
 
 Found = bool | tuple[Resumable, int, int]  # made; not known; or begun: the call, its number and the C status
@@ -102,12 +102,12 @@ class RepeatedCalls:
         """How many non-blocking calls have not ended, of those that C makes."""
         return int(self._shared.pending)
 
-    def serve(self, request: type[MPI.Request], settle: Callable[[], Settle | None]) -> bool:
+    def serve(self, request: type[MPI.Request], finish: Callable[[], Finish | None]) -> bool:
         """Have non-blocking calls made by C, if they can be; whether they are. See :class:`.PendingCalls`."""
         from .pending_calls import PendingCalls, why_not
 
         if self.calls is None and self._serve is not None and not why_not():
-            self.calls = PendingCalls(self._serve, request, settle)
+            self.calls = PendingCalls(self._serve, request, finish)
             self.begin = self.calls.begin
         return self.calls is not None
 

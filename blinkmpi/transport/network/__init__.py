@@ -1,4 +1,4 @@
 """Between nodes: MPI messages that carry chunks (``endpoints``), announcements and aborts (``messages``).
 
-And what the ranks settle together, under a deadline (``bounded``): by MPI (``exchanges``) or a store (``store``).
+And what the ranks find out together, under a deadline (``bounded``): by MPI (``exchanges``) or a store (``store``).
 """

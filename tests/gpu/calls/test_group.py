@@ -84,11 +84,11 @@ def test_a_group_gives_what_its_calls_give(comm: MPI.Intracomm) -> None:
                     for name, args in some:
                         getattr(ours, name)(*args)
                     for _ in range(1 + (not in_place)):  # the second time as it was bound
-                        before = ours._dispatcher().seq
+                        before = ours._dispatcher().sequence.seq
                         with ours.grouped():
                             for name, args in others:
                                 getattr(ours, name)(*args)
-                        launched = ours._dispatcher().seq - before
+                        launched = ours._dispatcher().sequence.seq - before
                     pairs = zip(arrays(some, n), arrays(others, n), strict=True)
                     for i, (one, other) in enumerate(pairs):
                         assert (one == other).all(), (dtype, in_place, skew, i)

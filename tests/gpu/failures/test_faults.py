@@ -195,7 +195,7 @@ def test_ranks_that_disagree_all_get_an_error(comm: MPI.Intracomm) -> None:
         assert seconds < PATIENCE_S, (what, seconds)
         assert (y == -1).all(), what
         dispatcher = ours._dispatcher()  # whoever may go on must not wait for those who may not
-        dispatcher.dead = dispatcher.dead or error
+        dispatcher.sequence.dead = dispatcher.sequence.dead or error
         ours.Free()
     with blinkmpi.Communicator(comm) as ours:
         ours.Allreduce(x, y)

@@ -28,7 +28,7 @@ def made_by_c(comm: blinkmpi.Communicator, call: Callable[[], object]) -> bool:
     dispatcher = comm._dispatcher()
     call()
     found = dispatcher.repeated.last_launch
-    return found is not None and found[1] == dispatcher.seq
+    return found is not None and found[1] == dispatcher.sequence.seq
 
 
 @mpi(ranks=RANKS, timeout=60)

@@ -95,11 +95,11 @@ def test_the_lengths_of_each_pair_are_compared(comm: MPI.Intracomm, count: int) 
             sends = [count + (rank == source and r == target) for r in range(n)]
             text = f"rank {source} sends {count + 1} elements to rank {target}, which expects {count}"
             for method in (ours.Alltoallv, lambda *a: ours.Ialltoallv(*a).Wait()):
-                before = ours._dispatcher().seq
+                before = ours._dispatcher().sequence.seq
                 with pytest.raises(ArgumentError if rank == target else RemoteError, match=text):
                     method([send, sends], [recv, [count] * n])
                 assert (recv == 99).all()
-                assert ours._dispatcher().seq == before + 3, "the call, the lengths, the refusal"
+                assert ours._dispatcher().sequence.seq == before + 3, "the call, the lengths, the refusal"
         for root, other in permutations(range(n), 2):
             more = count + (rank == other)
             whole = [recv, [count] * n] if rank == root else None
@@ -179,13 +179,13 @@ def test_one_call_is_one_meeting(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         send, recv = np.zeros(n * count, np.uint8), np.zeros(n * count, np.uint8)
         each = [count] * n
-        before = ours._dispatcher().seq
+        before = ours._dispatcher().sequence.seq
         ours.Alltoallv([send, each], [recv, each])
         ours.Allgatherv(send[:count], [recv, each])
         ours.Gatherv(send[:count], [recv, each], 0)
         ours.Scatterv([send, each], recv[:count], 0)
-        assert ours._dispatcher().seq == before + 4
-        assert not ours._dispatcher().programs
+        assert ours._dispatcher().sequence.seq == before + 4
+        assert not ours._dispatcher().binder.programs
 
 
 @mpi(ranks=(2, 3), timeout=60)

@@ -41,7 +41,7 @@ def by_cma(comm: blinkmpi.Communicator) -> blinkmpi.Communicator:
 
 def programs(comm: blinkmpi.Communicator) -> list[HostProgram]:
     """The programs that were loaded."""
-    return [program for _, program in comm._dispatcher().programs.values() if program is not None]
+    return [program for _, program in comm._dispatcher().binder.programs.values() if program is not None]
 
 
 def protocols(comm: blinkmpi.Communicator) -> set[bool]:
@@ -86,7 +86,7 @@ def test_a_buffer_that_others_cannot_read_goes_through_slots(comm: MPI.Intracomm
     send = np.full(20_000, 10 + comm.rank, np.uint8)
     recv = np.zeros(comm.size * send.size, np.uint8)
     with by_cma(blinkmpi.Communicator(comm, algo=OURS, executor="c")) as ours:
-        transport = ours._dispatcher().host
+        transport = ours._dispatcher().sequence.host
         assert transport.native is not None
         plain = transport.native.code
 
@@ -104,7 +104,7 @@ def test_a_buffer_that_others_cannot_read_goes_through_slots(comm: MPI.Intracomm
                 code: Any = mock.Mock(wraps=plain)
                 code.blink_run = refused_run if refused and comm.rank == 1 else plain.blink_run
                 transport.native = Native(code, transport.native.compiler)
-                ours._dispatcher().forget()
+                ours._dispatcher().binder.forget()
                 recv[:] = 0
                 ours.Allgather(send, recv)
                 assert (recv.reshape(comm.size, -1) == 10 + np.arange(comm.size, dtype=np.uint8)[:, None]).all()

@@ -66,7 +66,7 @@ def test_a_group_gives_what_mpi4py_gives(comm: MPI.Intracomm) -> None:
                 for in_place in (False, True):
                     want = made(comm, calls(n, rank, dtype, in_place=in_place))
                     some = calls(n, rank, dtype, in_place=in_place)
-                    before = ours._dispatcher().seq
+                    before = ours._dispatcher().sequence.seq
                     with ours.grouped():
                         made(ours, some)
                     found = [arg for _, args in some for arg in args if isinstance(arg, np.ndarray)]
@@ -76,7 +76,7 @@ def test_a_group_gives_what_mpi4py_gives(comm: MPI.Intracomm) -> None:
                             one, other = one[: one.size // n], other[: other.size // n]
                         assert (one == other).all(), (keys, dtype, in_place, i, one, other)
                     if not in_place and dtype is not TYPES[0]:  # planned and bound before
-                        assert ours._dispatcher().seq - before <= len(kinds) + 2 * n, "launches"
+                        assert ours._dispatcher().sequence.seq - before <= len(kinds) + 2 * n, "launches"
 
 
 def some_scatter(some: list[tuple[str, list[Any]]], array: Array) -> bool:
@@ -93,20 +93,20 @@ def test_one_launch(comm: MPI.Intracomm) -> None:
         for salt in range(3):
             for i, one in enumerate(raw):
                 one[:] = rank + i + salt
-            before = ours._dispatcher().seq
+            before = ours._dispatcher().sequence.seq
             with ours.grouped():
                 for one in raw:
                     ours.Allreduce(MPI.IN_PLACE, one, "avg")
             for i, one in enumerate(raw):
                 assert (one == (n - 1) / 2 + i + salt).all()
-            assert salt == 0 or ours._dispatcher().seq == before + 1
+            assert salt == 0 or ours._dispatcher().sequence.seq == before + 1
         shared, outs = np.arange(6, dtype=np.float16), [np.zeros(6, np.float16) for _ in range(2)]
         shared.flags.writeable = False
         ours.Allreduce([shared, shared], outs)
         assert all((out == n * shared).all() for out in outs)
         long = np.full(HOST_ALONE // 8 + 5, rank, np.float64)
         short = [np.full(3, rank, np.float64) for _ in range(2)]
-        before = ours._dispatcher().seq
+        before = ours._dispatcher().sequence.seq
         for _ in range(2):
             for one in (*short, long):
                 one[:] = rank
@@ -115,7 +115,7 @@ def test_one_launch(comm: MPI.Intracomm) -> None:
                 ours.Allreduce(MPI.IN_PLACE, long)
                 ours.Allreduce(MPI.IN_PLACE, short[1])
             assert all((one == n * (n - 1) / 2).all() for one in (*short, long))
-        assert ours._dispatcher().seq == before + 4, "the long one is a call by itself"
+        assert ours._dispatcher().sequence.seq == before + 4, "the long one is a call by itself"
         with ours.grouped():
             pass
         with ours.grouped():  # nothing to move
@@ -241,11 +241,11 @@ def test_a_call_that_only_mpi_can_make_on_one_rank(comm: MPI.Intracomm) -> None:
 def test_an_exception_in_the_body_forgets_its_calls(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         one, other = np.ones(3), np.ones(3)
-        before = ours._dispatcher().seq
+        before = ours._dispatcher().sequence.seq
         with pytest.raises(KeyError), ours.grouped():
             ours.Allreduce(MPI.IN_PLACE, one)
             raise KeyError
-        assert ours._dispatcher().seq == before
+        assert ours._dispatcher().sequence.seq == before
         with ours.grouped():
             ours.Allreduce(MPI.IN_PLACE, other)
             with pytest.raises(KeyError), ours.grouped():

@@ -248,10 +248,10 @@ def test_a_call_that_is_interrupted_anywhere_is_made_or_ends_the_communicator(co
                 dispatcher.repeated.shut()
             comm.Barrier()
             work = ours.Allreduce if how != "non-blocking" else lambda x, y: ours.Iallreduce(x, y).Wait()
-            number, there = dispatcher.seq, False
+            number, there = dispatcher.sequence.seq, False
             if comm.rank == 0:
                 there = interrupted(partial(work, x, y), line)
-                if there and dispatcher.dead is None and dispatcher.seq == number:
+                if there and dispatcher.sequence.dead is None and dispatcher.sequence.seq == number:
                     work(x, y)  # it was not begun
             else:
                 with suppress(BlinkError):

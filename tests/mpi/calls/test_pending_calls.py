@@ -131,7 +131,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(comm: MPI.Intracomm, waits: 
             with pytest.raises(CollectiveTimeout, match="rank 1"):
                 first.Wait()
         else:
-            wait_until(lambda: ours._dispatcher().dead is not None, "the deadline is over")
+            wait_until(lambda: ours._dispatcher().sequence.dead is not None, "the deadline is over")
             with pytest.raises(CollectiveTimeout, match="rank 1"):
                 first.Wait()
         with pytest.raises(PeerLost, match="died earlier"):

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError
-from blinkmpi.runtime import dispatch
+from blinkmpi.runtime import binding, sequence
 from blinkmpi.runtime.collectives import ALLREDUCE, Invocation
 from blinkmpi.runtime.inspection import choice
 from blinkmpi.transport.announcement import Called
@@ -30,7 +30,7 @@ COUNT = 3000
 def kept(comm: blinkmpi.Communicator) -> int:
     """How many bound calls are kept, by C and by Python."""
     dispatcher = comm._dispatcher()
-    return len(dispatcher.repeated) + len(dispatcher.calls)
+    return len(dispatcher.repeated) + len(dispatcher.binder.calls)
 
 
 @pytest.mark.parametrize("algo", [OURS, None])
@@ -100,11 +100,11 @@ def test_a_repeated_call_is_one_call_of_c(comm: MPI.Intracomm) -> None:
     """Found there, too; it writes the record anew where the call before the last was another one."""
     with blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
         dispatcher = ours._dispatcher()
-        assert dispatcher.host.native is not None
-        assert dispatcher.host.native.repeated is not None, "the tests need Python's headers"
+        assert dispatcher.sequence.host.native is not None
+        assert dispatcher.sequence.host.native.repeated is not None, "the tests need Python's headers"
         looked_up: list[int] = []
         before = dispatcher.call
-        dispatcher.call = lambda *a: looked_up.append(dispatcher.seq + 1) or before(*a)  # type: ignore[method-assign, func-returns-value]
+        dispatcher.call = lambda *a: looked_up.append(dispatcher.sequence.seq + 1) or before(*a)  # type: ignore[method-assign, func-returns-value]
         x, y, other = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32), np.empty(7)
         for i in range(6):
             x[:] = i
@@ -116,8 +116,8 @@ def test_a_repeated_call_is_one_call_of_c(comm: MPI.Intracomm) -> None:
             ours.Barrier()
         ours.Bcast(other)
         assert looked_up == [1, 7, 9]
-        assert dispatcher.seq == 14
-        pages = dispatcher.host.pages
+        assert dispatcher.sequence.seq == 14
+        pages = dispatcher.sequence.host.pages
         prints = [pages.fingerprints(seq) for seq in (13, 14)]
         assert all(len(set(each)) == 1 for each in prints)
         assert prints[0] != prints[1]
@@ -126,7 +126,7 @@ def test_a_repeated_call_is_one_call_of_c(comm: MPI.Intracomm) -> None:
         request.Wait()
         ours.Allreduce(x, y)
         assert looked_up == [1, 7, 9]
-        assert dispatcher.seq == 17
+        assert dispatcher.sequence.seq == 17
 
 
 @pytest.mark.parametrize("executor", ["c", "numpy"])
@@ -135,11 +135,11 @@ def test_a_bound_call_is_started_tested_and_waited_for(comm: MPI.Intracomm, exec
     with blinkmpi.Communicator(comm, algo=OURS, executor=executor) as ours:
         dispatcher = ours._dispatcher()
         x, y = np.empty(COUNT), np.empty(COUNT)
-        call = dispatcher._bind(Invocation(ALLREDUCE, (x, y, MPI.SUM)), None, None, None)
+        call = dispatcher.binder.bind(Invocation(ALLREDUCE, (x, y, MPI.SUM)), None, None, None)
         for i in range(6):
             x[:], y[:] = comm.rank + i, -1
-            dispatcher.seq += 1
-            call.start(dispatcher.seq)
+            dispatcher.sequence.seq += 1
+            call.start(dispatcher.sequence.seq)
             if i % 2:
                 call.wait()
             else:
@@ -151,8 +151,8 @@ def test_a_bound_call_is_started_tested_and_waited_for(comm: MPI.Intracomm, exec
 @mpi(ranks=(2,), timeout=60)
 def test_the_calls_used_least_recently_are_forgotten(comm: MPI.Intracomm) -> None:
     """More calls in a cycle than are kept are right, too, and no more are kept."""
-    small = mock.patch.multiple(dispatch, BOUND_CALLS=8, PROGRAMS=8)
-    with small, blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
+    fewer = mock.patch.object(sequence, "KEPT_CALLS", 8), mock.patch.object(binding, "PROGRAMS", 8)
+    with fewer[0], fewer[1], blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
         dispatcher = ours._dispatcher()
         vectors = [np.empty(10 + i) for i in range(12)]
         for cycle in range(3):
@@ -160,7 +160,7 @@ def test_the_calls_used_least_recently_are_forgotten(comm: MPI.Intracomm) -> Non
                 x[:] = comm.rank + cycle
                 ours.Allreduce(MPI.IN_PLACE, x)
                 assert (x == 1 + 2 * cycle).all()
-        assert kept(ours) == len(dispatcher.repeated) == len(dispatcher.programs) == 8
+        assert kept(ours) == len(dispatcher.repeated) == len(dispatcher.binder.programs) == 8
 
         def known(x: np.ndarray) -> bool:  # type: ignore[type-arg]
             return dispatcher.repeated.find(ALLREDUCE, (MPI.IN_PLACE, x, MPI.SUM)) is not None
@@ -347,11 +347,11 @@ def test_a_call_that_is_started_gets_its_number_behind_those_that_were_begun(com
         x, dispatcher = np.ones(1 << 19), ours._blink
         for _ in range(20):
             request = ours.Iallreduce(MPI.IN_PLACE, x)
-            bound = OnStream(request, dispatcher.host)
-            dispatcher.launch(bound)  # type: ignore[arg-type]
+            bound = OnStream(request, dispatcher.sequence.host)
+            dispatcher.sequence.launch(bound)  # type: ignore[arg-type]
             assert bound.behind, "the call on the host is still under way"
             numbers = comm.allgather(bound.seq)
-            assert set(numbers) == {dispatcher.seq}, numbers
+            assert set(numbers) == {dispatcher.sequence.seq}, numbers
 
 
 @mpi(ranks=(2,))

@@ -68,7 +68,7 @@ def test_c_launches_the_groups_that_python_launches(comm: MPI.Intracomm) -> None
                         *shape, arguments = driver.last(back)
                         arguments[report] = 0
                         found.append((*shape, arguments))
-                    found.append((ours._dispatcher().seq, transport_of(ours).kernels_started.value))
+                    found.append((ours._dispatcher().sequence.seq, transport_of(ours).kernels_started.value))
             return found
 
     with mock.patch.object(Buckets, "_make", bucket):

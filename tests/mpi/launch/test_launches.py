@@ -42,7 +42,7 @@ def by_c(comm: blinkmpi.Communicator, call: Callable[[], object]) -> bool:
     dispatcher = comm._dispatcher()
     call()
     found = dispatcher.repeated.last_launch
-    return found is not None and found[1] == dispatcher.seq
+    return found is not None and found[1] == dispatcher.sequence.seq
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def test_c_launches_what_python_launches(comm: MPI.Intracomm) -> None:
                     *shape, words = driver.last(back)
                     words[report] = 0
                     found.append((*shape, words))
-                found.append(ours._dispatcher().seq)
+                found.append(ours._dispatcher().sequence.seq)
             assert transport.kernels_started.value == driver["launches"]
             moved = ours.stats()
             return [*found, [c.calls for c in moved.collectives]], made
@@ -261,7 +261,7 @@ def test_streams_threads_and_peers(comm: MPI.Intracomm) -> None:
         call()
         comm.Barrier()
         if comm.rank == 0:
-            pages, seq = ours._dispatcher().host.pages, ours._dispatcher().seq
+            pages, seq = ours._dispatcher().sequence.host.pages, ours._dispatcher().sequence.seq
             entered, finished = int(pages.announced[1]), int(pages.finished[1])
             pages.announced[1], pages.finished[1] = seq - 1, seq - 2  # in the Barrier, which it has not completed
 

@@ -56,7 +56,7 @@ def test_blocks_of_all_lengths(comm: MPI.Intracomm) -> None:
                     exchanged(ours, count, dtype, uneven=True)
             exchanged(ours, 501, "float64", uneven=True, gap=5)
             exchanged(ours, 50_001, "float64", uneven=False, gap=5)
-            loaded = [p for _, p in ours._dispatcher().programs.values() if p is not None]
+            loaded = [p for _, p in ours._dispatcher().binder.programs.values() if p is not None]
             assert loaded
             assert not any(p.cma or p.aside for p in loaded)
     with mock.patch.dict(os.environ, BLINKMPI_CMA_DISABLE="1"), blinkmpi.Communicator(comm) as ours:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import PeerLost
-from blinkmpi.runtime.dispatch import Dispatcher
+from blinkmpi.runtime.sequence import CallSequence
 from tests.harness import NEVER_S, PATIENCE_S, mpi
 from tests.mpi.faults import when_it_enters
 from tests.mpi.test_conformance import OURS
@@ -54,7 +54,7 @@ def test_an_interrupt_before_a_call_leaves_the_ranks_at_the_same_one(comm: MPI.I
     x, y = np.full(COUNT, comm.rank + 1.0), np.empty(COUNT)
     ours.Barrier()
     if comm.rank == 0:
-        with mock.patch.object(Dispatcher, "_run", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        with mock.patch.object(CallSequence, "run", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
             ours.Allreduce(x, y)
     ours.Allreduce(x, y)
     assert (y == 3).all()

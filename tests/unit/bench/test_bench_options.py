@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from blinkmpi.bench.options import PEER_MEMORY, PEERS, add_flags, read, settle
+from blinkmpi.bench.options import PEER_MEMORY, PEERS, add_flags, memory_for, read
 from blinkmpi.errors import ArgumentError, BlinkError, SettingsError
 
 
@@ -67,7 +67,7 @@ def test_a_collective_without_data_or_name_is_refused() -> None:
 ])  # fmt: skip
 def test_buffers_lie_on_gpus_where_the_ranks_have_some(words: str, gpu: bool, memory: str) -> None:
     args = flags("all_reduce", *words.split())
-    assert settle(args, read(args, 2), gpu=gpu) == memory
+    assert memory_for(args, read(args, 2), gpu=gpu) == memory
 
 
 @pytest.mark.parametrize(("words", "gpu", "message"), [
@@ -82,7 +82,7 @@ def test_buffers_lie_on_gpus_where_the_ranks_have_some(words: str, gpu: bool, me
 def test_what_ranks_without_gpus_cannot_do_is_refused(words: str, gpu: bool, message: str) -> None:
     args = flags("all_reduce", *words.split())
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        settle(args, read(args, 2), gpu=gpu)
+        memory_for(args, read(args, 2), gpu=gpu)
     assert set(PEER_MEMORY) == set(PEERS)
 
 

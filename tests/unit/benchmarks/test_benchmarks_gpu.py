@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.bench.options import read, settle
+from blinkmpi.bench.options import memory_for, read
 from blinkmpi.cli import main as cli
 from blinkmpi.lang.source import algorithm_for
 from blinkmpi.planning.algorithms import named_in
@@ -35,7 +35,7 @@ def test_every_step_is_a_command_that_ranks_with_gpus_take(gpu: Any) -> None:
     for step in found:
         args = cli.parsed(["bench", *step.words.split()])
         options = read(args, 8)
-        assert settle(args, options, gpu=True) == "gpu"
+        assert memory_for(args, options, gpu=True) == "gpu"
         if step.writes:
             assert (options.sizes[0], options.sizes[-1], len(options.sizes)) == (1 << 10, 1 << 30, 11)
             assert "nccl" in options.peers
@@ -57,7 +57,7 @@ def test_the_other_parts_are_programs_that_are_there_and_chunk_programs(gpu: Any
             assert Path(words[7]).is_file()
             continue
         args = cli.parsed(words[words.index("bench") :])
-        settle(args, read(args, 2), gpu=True)
+        memory_for(args, read(args, 2), gpu=True)
         for n in (2, 4, 8):
             (made,) = named_in(args.algo, (), n).asked.values()
             assert made.n == n

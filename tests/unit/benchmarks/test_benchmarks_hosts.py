@@ -9,7 +9,7 @@ import pytest
 
 from blinkmpi.bench.layout import Buffers
 from blinkmpi.bench.nccl_tests import call_of_size
-from blinkmpi.bench.options import read, settle
+from blinkmpi.bench.options import memory_for, read
 from blinkmpi.bench.time_host import measure
 from blinkmpi.bench.timing import Contender, Timing
 from blinkmpi.cli import main as cli
@@ -103,7 +103,7 @@ def test_set_ups_and_what_their_ranks_run(hosts: Any, tmp_path: Path) -> None:
         if step.collective:
             args = cli.parsed(words[3:])
             options = read(args, 8)
-            assert settle(args, options, gpu=False) == "host"
+            assert memory_for(args, options, gpu=False) == "host"
             assert [size >> 10 for size in options.sizes] == [64, 256, 1024, 4096, 16384, 65536]
             assert options.peers == ("mpi",)
             assert args.predict

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.bench.options import read, settle
+from blinkmpi.bench.options import memory_for, read
 from blinkmpi.cli import main as cli
 from tests.harness import ROOT
 from tests.unit.benchmarks.scripts import needs, script
@@ -43,7 +43,7 @@ def test_each_node_has_a_context_with_its_own_name(nodes: Any, tmp_path: Path) -
             (bench,) = {tuple(part[part.index(sys.executable) :]) for part in parts}
             args = cli.parsed(bench[3:])
             options = read(args, n)
-            assert settle(args, options, gpu=True) == "gpu"
+            assert memory_for(args, options, gpu=True) == "gpu"
             assert [size >> 20 for size in options.sizes] == [1, 4, 16, 64, 256]
             assert (options.peers, options.timing.replays, args.persistent) == (("nccl",), 0, False)
             variables = nodes.settings(split, tmp_path)

@@ -37,12 +37,8 @@ LENGTHS = (0, 5, 0, 33, 1, 8)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class Fake(SimpleNamespace):
-    """One that weak references may be of, as of a Dispatcher."""
-
-
 def fake(rank: int) -> Any:
-    """A dispatcher that reads arguments, and has a bucket."""
+    """A maker of calls that reads arguments, and has a bucket."""
 
     def prepare(invocation: Any, *_: object) -> Any:
         return invocation.method.prepare(rank, N, *invocation.args)
@@ -52,7 +48,9 @@ def fake(rank: int) -> Any:
         return BUCKET
 
     cuda = SimpleNamespace(buckets=SimpleNamespace(room=room))
-    return Fake(repeated=None, prepare=prepare, cuda=cuda, context=SimpleNamespace(rank=rank))
+    binder, sequence = SimpleNamespace(prepare=prepare, calls=LRU(8)), SimpleNamespace(check_alive=lambda: None)
+    context = SimpleNamespace(rank=rank)
+    return SimpleNamespace(sequence=sequence, binder=binder, cuda=cuda, context=context, enqueues=False)
 
 
 def grouped(rank: int, method: CollectiveMethod, rows: list[tuple[Any, ...]]) -> tuple[GroupLaunch, ...]:
@@ -250,12 +248,10 @@ def test_streams_are_joined() -> None:
     made: list[Any] = []
     kept: list[Any] = []
     gpu = SimpleNamespace(after=lambda stream, other: after.append((stream, other)))
-    dispatcher = fake(0)
-    dispatcher.check_alive, dispatcher.enqueues = (lambda: None), False
-    dispatcher.cuda.context, dispatcher.call = SimpleNamespace(gpu=gpu), lambda *args: made.append(args)
-    dispatcher.cuda.operands = SimpleNamespace(keep=lambda *args: kept.append(args))
-    groups = Groups(dispatcher)
-    dispatcher.calls = LRU(8)
+    maker = fake(0)
+    maker.cuda.context, maker.make = SimpleNamespace(gpu=gpu), lambda *args: made.append(args)
+    maker.cuda.operands = SimpleNamespace(keep=lambda *args: kept.append(args))
+    groups = Groups(maker)
     groups.make([NotedCall(mpi.ALLREDUCE, args, None, None) for args in rows], mpi.ALLREDUCE, ())
     assert (after, made[0][3], kept) == ([(21, 20)], None, []), "the host waits"
     groups.make([NotedCall(mpi.ALLREDUCE, args, None, 7 + i) for i, args in enumerate(rows)], mpi.ALLREDUCE, ())

@@ -21,7 +21,7 @@ from blinkmpi.cli import main as cli
 from blinkmpi.cli import topo as cli_topo
 from blinkmpi.errors import ArgumentError, RemoteError
 from blinkmpi.measure import links
-from blinkmpi.measure.links import BATCH, Move, TrafficPattern, document, measure_gpus, settle, traffic_patterns
+from blinkmpi.measure.links import BATCH, Move, TrafficPattern, document, measure_gpus, seconds_of, traffic_patterns
 from blinkmpi.measure.show import render
 from blinkmpi.topology import Topology, machine
 from blinkmpi.topology.measured import NOWHERE, LinkMeasurement, Measured
@@ -87,9 +87,9 @@ def test_a_batch_is_short() -> None:
 def test_the_seconds_of_a_move() -> None:
     one, other = (0, 1), (1, 0)
     repeats: list[dict[Move, float]] = [{one: 3.0, other: 1.0}, {one: 2.0, other: 2.5}, {one: 9.0, other: 9.0}]
-    assert settle(TrafficPattern("copy", (one, other)), repeats) == {one: 2.0, other: 1.0}
-    assert settle(TrafficPattern("push-both", (one, other)), repeats) == {one: 2.5, other: 2.5}, "of the longer one"
-    assert settle(TrafficPattern("copy-all", (one, other)), repeats) == {one: 3.0, other: 2.5}, "the median"
+    assert seconds_of(TrafficPattern("copy", (one, other)), repeats) == {one: 2.0, other: 1.0}
+    assert seconds_of(TrafficPattern("push-both", (one, other)), repeats) == {one: 2.5, other: 2.5}, "of the longer one"
+    assert seconds_of(TrafficPattern("copy-all", (one, other)), repeats) == {one: 3.0, other: 2.5}, "the median"
 
 
 # ---------------------------------------------------------------- all ranks together

@@ -91,18 +91,18 @@ def test_a_gather_and_a_scatter_know_their_lengths_when_all_have_told() -> None:
     big, small = np.arange(12, dtype="float32"), x(2)
     root, other = calls.gatherv(0, N, small, [big, [2, 2, 5]], 0), calls.gatherv(1, N, small, "ignored", 0)
     assert root.numbers == other.numbers == (2,)
-    assert root.settle(((2,), (2,), (5,))).call == other.settle(((2,), (2,), (5,))).call
-    assert root.settle(((2,), (2,), (5,))).call == Call("gather", N, (2, 2, 5), "float32", "", 0)
+    assert root.with_numbers(((2,), (2,), (5,))).call == other.with_numbers(((2,), (2,), (5,))).call
+    assert root.with_numbers(((2,), (2,), (5,))).call == Call("gather", N, (2, 2, 5), "float32", "", 0)
     with pytest.raises(
         ArgumentError, match=r"Gatherv: rank 1 sends 3 elements, but recvcounts\[1\] of the root 0 is 2"
     ):
-        root.settle(((2,), (3,), (5,)))
+        root.with_numbers(((2,), (3,), (5,)))
     root = calls.scatterv(0, N, [big, ([2, 2, 5], [10, 0, 3])], small, 0)
-    made(ready := root.settle(((2,), (2,), (5,))))
+    made(ready := root.with_numbers(((2,), (2,), (5,))))
     assert ready.send is not None
     assert list(ready.send) == [10, 11, 0, 1, 3, 4, 5, 6, 7]  # type: ignore[call-overload]
     with pytest.raises(ArgumentError, match=r"Scatterv: rank 2 receives 4 elements, but sendcounts\[2\] .* is 5"):
-        root.settle(((2,), (2,), (4,)))
+        root.with_numbers(((2,), (2,), (4,)))
     assert at(calls.scatterv(1, N, [big, [1, 2, 3]], MPI.IN_PLACE, 1).buffers.recv) == at(big[1:3])
 
 
@@ -111,9 +111,9 @@ def test_an_alltoallv_knows_the_blocks_of_all() -> None:
     rank1 = calls.alltoallv(1, N, [send, [1, 2, 3]], [recv, [4, 2, 0]])
     rows = ((0, 4, 0), (1, 2, 3), (5, 0, 5))
     assert rank1.numbers == rows[1]
-    assert rank1.settle(rows).call == Call("alltoall", N, (0, 4, 0, 1, 2, 3, 5, 0, 5), "float32")
+    assert rank1.with_numbers(rows).call == Call("alltoall", N, (0, 4, 0, 1, 2, 3, 5, 0, 5), "float32")
     with pytest.raises(ArgumentError, match=r"rank 0 sends 5 elements to rank 1, which expects 4"):
-        rank1.settle(((0, 5, 0), rows[1], rows[2]))
+        rank1.with_numbers(((0, 5, 0), rows[1], rows[2]))
     with pytest.raises(ArgumentError, match="rank 1: sendbuf has 1 elements for rank 1 itself, recvbuf room for 2"):
         calls.alltoallv(1, N, [send, [1, 1, 3]], [recv, [4, 2, 0]])
     with pytest.raises(ArgumentError, match="differ"):
@@ -124,7 +124,7 @@ def test_alltoalls_in_place_send_from_where_they_receive() -> None:
     vector = np.arange(6, dtype="float32")
     for got in (
         calls.alltoall(0, N, MPI.IN_PLACE, vector),
-        calls.alltoallv(0, N, None, vector).settle(((2,) * N,) * N),
+        calls.alltoallv(0, N, None, vector).with_numbers(((2,) * N,) * N),
     ):
         assert got.call == Call("alltoall", N, (2,), "float32", in_place=True)
         assert at(got.recv) == at(got.send) == at(vector)
@@ -134,7 +134,7 @@ def test_alltoalls_in_place_send_from_where_they_receive() -> None:
 
 def test_blocks_with_gaps_are_exchanged_in_one_memory_of_ours() -> None:
     vector = np.arange(9, dtype="float32")
-    got = calls.alltoallv(0, N, None, [vector, ([2, 2, 2], [0, 3, 6])]).settle(((2,) * N,) * N)
+    got = calls.alltoallv(0, N, None, [vector, ([2, 2, 2], [0, 3, 6])]).with_numbers(((2,) * N,) * N)
     assert got.call.in_place
     assert at(got.send) == at(got.recv) != at(vector)
     made(got)

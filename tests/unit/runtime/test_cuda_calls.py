@@ -255,9 +255,10 @@ class Stage:
         context: Any = SimpleNamespace(gpu=self, transport=self, here=())
         records = SimpleNamespace(encode=lambda called: (0, b""))
         host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None, records=records)
-        calls = CudaCalls(context, host, SimpleNamespace())  # type: ignore[arg-type]
+        calls = CudaCalls(context, SimpleNamespace(host=host), enqueues=False)  # type: ignore[arg-type]
         ready = Prepared(Call("broadcast", 2, (1,), "int8", "", 0), None, None)
-        self.call = CudaCall(calls, SimpleNamespace(protocol="slots"), Called("a call"), ready, 0, None, None, 9.0)  # type: ignore[arg-type]
+        kernel: Any = SimpleNamespace(protocol="slots")
+        self.call = CudaCall(calls.history, kernel, Called("a call"), ready, 0, None, None, 9.0)
 
     def starter(self, *_: object) -> Callable[[int], None]:
         return lambda _number: None

@@ -119,7 +119,7 @@ def with_calls(work: Callable[[CudaContext, CountingGpu, CudaCalls], Any], n: in
         if "direct" in algo or "rs_ag" in algo:  # of registered buffers
             regions: Any = SimpleNamespace(ref=lambda at, nbytes: 1 << 48, seen_at=lambda ref: [0] * n)
             context.transport.regions = regions
-        return work(context, gpu, CudaCalls(context, host, SimpleNamespace()))  # type: ignore[arg-type]
+        return work(context, gpu, CudaCalls(context, SimpleNamespace(host=host), enqueues=False))  # type: ignore[arg-type]
 
     found = on_ranks([0] * n, one)
     for result in found:
@@ -194,7 +194,7 @@ def test_what_many_counts_have_moved_is_added_up(algo: str) -> None:
         numbers = [1, 2, 5, 37, 3000, 3001, 4999, 3001, 600_000, 600_001] if "ll" not in algo else [3000, 3001, 3000]
         for c in numbers:
             allreduce(calls, c)
-        calls.started.settle()
+        calls.history.started.flush()
         (told,) = calls.host.recorder.told  # type: ignore[attr-defined]
         want: dict[Any, tuple[int, int]] = {}
 
@@ -214,7 +214,7 @@ def test_what_many_counts_have_moved_is_added_up(algo: str) -> None:
                 if name[0] != "collective":
                     add(name, nbytes, 1)
         assert told == want
-        calls.started.settle()
+        calls.history.started.flush()
         assert calls.host.recorder.told[-1] == {}, "what was counted is counted once"  # type: ignore[attr-defined]
 
     with_calls(work, algo=f"allreduce:{algo}")
@@ -293,9 +293,9 @@ def test_kernels_compare_all_calls_so_far(algo: str, monkeypatch: pytest.MonkeyP
     def work(context: CudaContext, gpu: CountingGpu, calls: CudaCalls) -> None:
         def told(made: list[tuple[int, int]]) -> list[list[int]]:
             """The fingerprints of a rank that makes calls of these lengths, with these numbers."""
-            own = CudaCalls(context, calls.host, calls._dispatcher)
+            own = CudaCalls(context, calls.sequence, enqueues=False)
             bound = {length: allreduce(own, length) for length in (long, long + 1)}
-            own.history.value, found = 0, []
+            own.history.number.value, found = 0, []
             for length, seq in made:
                 words.clear()
                 bound[length].start(seq)

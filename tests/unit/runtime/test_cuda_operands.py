@@ -128,27 +128,27 @@ def test_a_persistent_call_keeps_its_buffers_until_it_is_freed() -> None:
 
 def test_a_request_made_in_a_capture_is_complete() -> None:
     """Its stream may not be asked, and its result comes with each replay."""
-    calls = CudaCalls(SimpleNamespace(gpu=FakeGpu()), SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    calls = CudaCalls(SimpleNamespace(gpu=FakeGpu()), SimpleNamespace(host=None), enqueues=False)  # type: ignore[arg-type]
     request = calls.request(SimpleNamespace(captured=True), (Array(),))  # type: ignore[arg-type]
     assert request.Test()
     assert request == MPI.REQUEST_NULL
 
 
 class Job:
-    """A communicator as the watch sees it."""
+    """The calls of a communicator as the watch sees them."""
 
     def __init__(self) -> None:
-        self.dead: BaseException | None = None
         self.wrong: BaseException | None = None
         self.gone: list[int] = []
         self.transport = SimpleNamespace(aborted=False, abort=self.abort)
-        self.gpus: Any = SimpleNamespace(transport=self.transport, gpu=FakeGpu(), failed=CollectiveTimeout)
-        self.context: Any = SimpleNamespace(gpus=self.gpus, rank=3, settings=Settings())
+        self.context: Any = SimpleNamespace(transport=self.transport, gpu=FakeGpu(), failed=CollectiveTimeout)
+        of_all = SimpleNamespace(gpus=self.context, rank=3, settings=Settings())
+        self.sequence: Any = SimpleNamespace(context=of_all, dead=None)
         peers = SimpleNamespace(
             ended=lambda: self.gone, mismatch_so_far=lambda seq, text: self.wrong, states=lambda ranks, seq: f"{ranks}"
         )
         self.host = SimpleNamespace(peers=peers)
-        self.cuda: Any = SimpleNamespace(last=SimpleNamespace(seq=9, text="a call"))
+        self.last: Any = SimpleNamespace(seq=9, text="a call")
 
     def abort(self) -> None:
         self.transport.aborted = True
@@ -189,6 +189,6 @@ def test_kernels_give_up_on_a_peer_that_never_comes(job: Job, why: str, capfd: p
 
 
 def test_what_is_closed_or_dead_is_watched_no_longer(job: Job) -> None:
-    job.transport.aborted, job.dead = True, PlanError("it is known")
+    job.transport.aborted, job.sequence.dead = True, PlanError("it is known")
     assert watching.look({id(job)}) == set()
     assert job not in watching.WATCHED

@@ -1,0 +1,128 @@
+"""What the ranks agree on before a call can be bound: lengths that they tell one another, and its part of the plan."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, NoReturn
+
+from ..errors import ArgumentError
+from ..planning.selection import parse_algo
+from ..transport.announcement import ON_GPU, Called
+from ..transport.interface import PeerDelegates
+from .arguments import InBlocks, Lengths, NeedsNumbers, Prepared, Read
+from .buffers import DelegatedToMPI
+from .calls_without_program import EntryCall, RefusedCall
+from .collectives import describe
+from .delegation import BY_A_PEER
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .sequence import CallSequence
+
+
+class DelegatedByPeer(DelegatedToMPI):
+    """Another rank's arguments are MPI's; all ranks have entered the call and know."""
+
+
+def agreed(sequence: CallSequence, ready: Read, collective: str, timeout_s: float) -> Prepared | InBlocks | Exception:
+    """A call whose lengths and plan are known, or that needs neither; or an error that the peers have to learn of.
+
+    Raises:
+        BlinkError: which all ranks know.
+    """
+    if isinstance(ready, InBlocks | Exception):
+        return ready
+    if ready.blocks and takes_blocks(sequence.context, ready.blocks.moves.collective):
+        return ready.blocks
+    if isinstance(ready, NeedsNumbers):
+        ready = _with_numbers(sequence, ready, collective, timeout_s)
+    return _planned(sequence, ready, timeout_s) if isinstance(ready, Prepared) else ready
+
+
+def agreed_alone(context: Context, ready: Read) -> Prepared | InBlocks | None:
+    """The same, where no rank needs to hear of others; None where some may."""
+    if isinstance(ready, InBlocks):
+        return ready
+    if isinstance(ready, Exception):
+        return None
+    if ready.blocks and takes_blocks(context, ready.blocks.moves.collective):
+        return ready.blocks
+    return ready if isinstance(ready, Prepared) and not _lacks_plan(context, ready) else None
+
+
+def _lacks_plan(context: Context, ready: Prepared) -> bool:
+    plans = context.cuda().planned if ready.on_device else context.planned
+    call = ready.call
+    return bool(call.total and not call.name and plans.lacks(call.collective, call.root))
+
+
+def takes_blocks(context: Context, collective: str) -> bool:
+    """Whether a call of blocks is made as such, and not by a plan: unless a plan, or a scheme for it, was asked for."""
+    options, settings = context.options, context.settings
+    if context.host.block_memory is None or context.host.window.full:
+        return False
+    if context.gpus is not None:  # then what is said of plans is about GPUs
+        return True
+    algo = settings.algo if options.algo is None else options.algo
+    asked = _asked(algo, tuple(made.collective for made in options.algorithms))
+    return collective not in asked and not (context.emulated or options.plan or settings.graph_file)
+
+
+@lru_cache(maxsize=64)
+def _asked(algo: str, made: tuple[str, ...]) -> frozenset[str]:
+    """The collectives for which a scheme or an algorithm was asked for."""
+    named = parse_algo(algo).items()
+    return frozenset(made) | {of for of, schemes in named if any(not scheme.startswith("^") for scheme in schemes)}
+
+
+def differ(sequence: CallSequence, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:
+    """Tell all lengths, and raise on the rank that expects others than it hears; the other ranks learn of it."""
+    host, rows = sequence.host, sequence.numbers_of_all(lengths.numbers, timeout_s, collective)
+    call: EntryCall = EntryCall(host, Called(text), timeout_s)
+    try:
+        lengths.compare(rows)
+    except ArgumentError as error:
+        call = RefusedCall(host, error, timeout_s)
+    sequence.numbered(call.run)
+    raise AssertionError(f"{text}: C found that lengths differ, and they are {rows}")
+
+
+def _with_numbers(
+    sequence: CallSequence, ready: NeedsNumbers, collective: str, timeout_s: float
+) -> Prepared | Exception:
+    try:
+        rows = sequence.numbers_of_all(ready.numbers, timeout_s, collective)
+    except PeerDelegates:
+        sequence.seq -= 1  # of the call that is made: the one that was entered
+        return DelegatedByPeer(BY_A_PEER)
+    try:
+        return ready.with_numbers(rows)
+    except Exception as error:
+        return error
+
+
+def _planned(sequence: CallSequence, ready: Prepared, timeout_s: float) -> Prepared | Exception:
+    """A call that the plan has trees for: rank 0 makes them now, if it is the first of its collective and root."""
+    context, call = sequence.context, ready.call
+    if not _lacks_plan(context, ready):
+        return ready
+    plans = context.cuda().planned if ready.on_device else context.planned
+    what = f"{describe(call)}{ON_GPU if ready.on_device else ''}, to be planned first"
+    try:
+        sequence.entered(EntryCall(context.host, Called(what), timeout_s).run)
+    except PeerDelegates:
+        sequence.seq -= 1
+        return DelegatedByPeer(BY_A_PEER)
+    began = time.monotonic()
+    try:
+        with context.rendezvous.doing(f"planning of {describe(call)}", timeout_s):
+            plans.add(call.collective, call.root)
+    except Exception:  # which all ranks know
+        raise
+    except BaseException as interrupt:
+        sequence.die(interrupt)
+        raise
+    seconds = time.monotonic() - began
+    context.say(lambda: f"planned for {describe(call)} and the like in {seconds:.3f} s", "INFO")
+    return ready

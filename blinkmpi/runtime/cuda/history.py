@@ -1,0 +1,56 @@
+"""What the calls on GPU memory of a communicator have in common: their number among the ranks, and what they leave."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from ...transport.cuda.loaded_kernel import MASK
+from .counting import StartedCalls
+
+if TYPE_CHECKING:
+    from ..sequence import CallSequence
+    from .context import CudaContext
+
+HELD = 64  # started calls whose own memory is kept
+SPREAD = 0x9E3779B1  # odd, so that histories that differ once never meet again through equal calls
+
+
+class Started(Protocol):
+    """A call that was put on a stream."""
+
+    seq: int
+    text: str
+
+
+class CallHistory:
+    """The calls so far.
+
+    Attributes:
+        last: the one that Python has started last.
+        held: those whose memory may still be read when they are forgotten.
+        in_graphs: likewise, of graphs: nobody knows how long they live.
+        number: of the calls so far, in 32 bits.
+    """
+
+    def __init__(self, context: CudaContext, sequence: CallSequence) -> None:
+        self.context, self.host, self._sequence = context, sequence.host, sequence
+        self.started = StartedCalls(context, sequence.host)
+        self.last: Started | None = None
+        self.held: deque[Started] = deque(maxlen=HELD)
+        self.in_graphs: list[Started] = []
+        self.number = ctypes.c_uint64()
+
+    def numbered(self, seq: int, fingerprint: int) -> int:
+        """A number for a call that ranks have in common as long as all their calls here have been alike.
+
+        Some ranks wait for nobody, as the root of a broadcast: their kernels cannot see that a peer calls something
+        else. The next call does.
+        """
+        self.number.value = ((self.number.value ^ fingerprint) * SPREAD + seq) & MASK
+        return self.number.value
+
+    def slowest(self, seconds: float) -> float:
+        """The longest time of all ranks."""
+        return max(self._sequence.number_of_each(int(seconds * 1e9))) * 1e-9
