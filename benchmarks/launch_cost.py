@@ -1,8 +1,8 @@
 """The host's part of a call on GPU memory, without a GPU: ``mpirun -np 2 python benchmarks/launch_cost.py``.
 
 An AllReduce in place of torch tensors that is only put on a stream, by a driver that launches nothing (``fake/``), so
-that what is left is ours. Of one tensor again and again, and of tensors that no call has seen, by C and by Python.
-Prints microseconds, for each the largest of all ranks' medians.
+that what is left is ours. Of one tensor again and again, of tensors that no call has seen, and of counts that none has
+had, by C and by Python, over packets and through slots. Prints microseconds: the largest of all ranks' medians.
 """
 
 import statistics
@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.fake.gpu import fake_gpus
 
 STREAM, ELEMENTS = 5, 256
+ALGOS = ("onehop/ll16_one_shot", "trees")  # packets, slots
 CALLS, ROUNDS = 500, 7
 
 
@@ -28,33 +29,38 @@ def call_us(world: Any, comm: Any, in_place: Any, tensors: Sequence[Any]) -> flo
     return (time.perf_counter() - began) / len(tensors) * 1e6
 
 
-def measured(world: Any, mpi: Any, executor: str) -> tuple[float, float]:
-    """Microseconds of a repeated call, and of one at a new address."""
+def measured(world: Any, mpi: Any, executor: str, algo: str) -> list[float]:
+    """Microseconds of a repeated call, of one at a new address, and of one of another count."""
     import torch
 
     from blinkmpi import Communicator
 
-    with fake_gpus(), Communicator(world, executor=executor) as comm:
-        tensor, again, new = torch.zeros(ELEMENTS), [], []
-        for _ in range(ROUNDS):
+    rounds = []
+    with fake_gpus(f"allreduce:{algo}"), Communicator(world, executor=executor) as comm:
+        tensor = torch.zeros(ELEMENTS)
+        many = torch.zeros(1 << 13)
+        for i in range(ROUNDS):
             for _ in range(5):
                 comm.Allreduce(mpi.IN_PLACE, tensor, stream=STREAM)
             fresh = [torch.zeros(ELEMENTS) for _ in range(CALLS)]
-            again.append(call_us(world, comm, mpi.IN_PLACE, [tensor] * CALLS))
-            new.append(call_us(world, comm, mpi.IN_PLACE, fresh))
-        times = world.allgather((statistics.median(again), statistics.median(new)))
-    return max(time[0] for time in times), max(time[1] for time in times)
+            first = len(many) // 2 + 1 + CALLS * i
+            counts = [many[:count] for count in range(first, first + CALLS)]
+            rounds.append([call_us(world, comm, mpi.IN_PLACE, some) for some in ([tensor] * CALLS, fresh, counts)])
+        times = world.allgather([statistics.median(row) for row in zip(*rounds, strict=True)])
+    return [max(row) for row in zip(*times, strict=True)]
 
 
 def main() -> None:
-    """Measure both, and let rank 0 print."""
+    """Measure all, and let rank 0 print."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     for name, executor in (("C", "c"), ("Python", "numpy")):
-        again, new = measured(world, MPI, executor)
-        if world.rank == 0:
-            print(f"{name}: a repeated call {again:.2f} us, at a new address {new:.2f} us", flush=True)
+        for algo in ALGOS:
+            again, new, other = measured(world, MPI, executor, algo)
+            if world.rank == 0:
+                text = f"a repeated call {again:.2f} us, at a new address {new:.2f} us, of another count {other:.2f} us"
+                print(f"{name}, {algo}: {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -109,10 +109,10 @@ class Binder:
         sequence = self.sequence
         signature = signature_of(key, invocation.args) if key is not None and self.cuda is not None else None
         if signature is not None:
-            elsewhere: BoundCall | None = sequence.guarded(partial(self.cuda.elsewhere, signature))  # type: ignore[union-attr]
-            if elsewhere is not None:
-                self.calls.put(key, elsewhere)  # type: ignore[arg-type]
-                return elsewhere
+            rebound: BoundCall | None = sequence.guarded(partial(self.cuda.rebound, signature))  # type: ignore[union-attr]
+            if rebound is not None:
+                self.calls.put(key, rebound)  # type: ignore[arg-type]
+                return rebound
         deadline = sequence.deadline(timeout_s)
         ready = agreed(sequence, self.prepare(invocation, timeout_s, stream), invocation.name, deadline)
         repeats = repeats or isinstance(ready, InBlocks)
@@ -233,7 +233,7 @@ class Binder:
         self.calls.clear()
         self.lengths.block_calls.clear()
         if self.cuda is not None:
-            self.cuda.by_signature.clear()
+            self.cuda.forget()
 
 
 def _ended_by(sequence: weakref.ref[CallSequence]) -> Callable[[], Finish | None]:

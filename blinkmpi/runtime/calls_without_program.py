@@ -79,7 +79,7 @@ class EmptyCall(EntryCall):
     def start(self, seq: int) -> None:
         """Announce it."""
         self.began_ns = time.monotonic_ns()
-        self.host.records.announce_elsewhere(seq, *self.host.records.encode(self.announcement), self.timeout_s)
+        self.host.records.announce_kernel(seq, *self.host.records.encode(self.announcement), self.timeout_s)
         self.completed()
 
     def test(self) -> bool:

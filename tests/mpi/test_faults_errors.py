@@ -108,7 +108,7 @@ def test_a_record_is_used_again_when_all_have_read_it(comm: MPI.Intracomm, first
         def on_gpu(count: int) -> None:
             called = Called(f"allreduce({count} x float32, op sum){ON_GPU}")
             dispatcher.sequence.seq += 1
-            host.records.announce_elsewhere(dispatcher.sequence.seq, *host.records.encode(called), 30.0)
+            host.records.announce_kernel(dispatcher.sequence.seq, *host.records.encode(called), 30.0)
 
         for parity in range(2):
             if comm.rank:
@@ -136,7 +136,7 @@ def test_a_host_call_beside_a_gpu_call_ends_the_communicator_for_both(comm: MPI.
     began = time.monotonic()
     if comm.rank == 0:  # as a call on GPU memory does
         called = Called(f"allreduce(8 x float32, op sum){ON_GPU}")
-        host.records.announce_elsewhere(1, *host.records.encode(called), 30.0)
+        host.records.announce_kernel(1, *host.records.encode(called), 30.0)
         while (error := host.peers.mismatch_so_far(1, called.text)) is None:
             assert time.monotonic() - began < PATIENCE_S, "nothing is heard of the other call"
             time.sleep(0.01)

@@ -164,7 +164,7 @@ class Group:
     captured, begun = False, False
 
     def __init__(self) -> None:
-        self.comm = self.repeated = self
+        self.comm = self.repeated = self.sequence = self
         self.by_c, self.by_python, self.gone_on, self.told = list[Any](), list[Any](), list[Any](), list[Any]()
 
     def _dispatcher(self) -> Any:

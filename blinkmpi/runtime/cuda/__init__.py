@@ -9,6 +9,7 @@
 ``history``  what the calls so far have in common: their number among the ranks, and what they leave
 ``copies``   what a call copies before its kernel and behind it, and the buckets of groups
 ``repeating``  what C needs to launch a kernel again, with buffers at other addresses
+``other_counts``  calls that differ from earlier ones in their counts alone: C is told of them
 ``counting``  counts calls and what they move
 ``operands``  keeps what calls on streams were given; ``watch`` tells of failed replays of graphs
 ``staging``  point-to-point of GPU memory through host memory, for an MPI that does not take it

@@ -78,7 +78,7 @@ class CudaCall:
         self._launch = context.transport.starter(kernel, stream, holder)
         self.around = CopiesAround(context, ready, stream, holder)
         self._keep = (holder, ready) if self.around.any else (holder,)
-        self._call = ready.call
+        self.call = ready.call
         self.starts = history.started.of(ready.call, kernel.protocol)
         self.fingerprint, self.record = self.host.records.encode(called)
         self._report = context.transport.report
@@ -89,7 +89,7 @@ class CudaCall:
         self.apart = 0  # how far the second one lies behind the first
 
     def moves_to(self, ready: Prepared, places: Sequence[tuple[int, int]]) -> bool:
-        """Whether :meth:`elsewhere` can make others of it, which was called with buffers at ``places``."""
+        """Whether :meth:`rebound_to` can make others of it, which was called with buffers at ``places``."""
         buffers = ready.send, ready.recv
         fixed = not self._plain or ready.final is not None or ready.plain
         found = [place_of(b, places) if isinstance(b, DeviceArray) else None for b in buffers]
@@ -100,7 +100,7 @@ class CudaCall:
         self.apart = places[-1][0] - places[0][0]
         return True
 
-    def elsewhere(self, places: Sequence[tuple[int, int]]) -> CudaCall | None:
+    def rebound_to(self, places: Sequence[tuple[int, int]]) -> CudaCall | None:
         """The same call of other buffers; None if these are registered and its own are not, or the other way round."""
         refs = [self._ref(place, places) for place in self.places]
         if [ref > 0 for ref in refs] != self.registered:
@@ -122,12 +122,12 @@ class CudaCall:
         self.seq, self._number = seq, self.history.numbered(seq, self.fingerprint)
         self.history.last = self
         if not self.starts.known:
-            self.starts = self.history.started.of(self._call, self.kernel.protocol)
+            self.starts = self.history.started.of(self.call, self.kernel.protocol)
         self.starts.number += 1
         if self._report[1]:  # a kernel has aborted
             raise self.failure()
         if self._plain:
-            self.host.records.announce_elsewhere(seq, self.fingerprint, self.record, self.timeout_s)
+            self.host.records.announce_kernel(seq, self.fingerprint, self.record, self.timeout_s)
             self._launch(self._number)
             return
         with self.context.gpu.entered():
@@ -136,7 +136,7 @@ class CudaCall:
             elif self.context.here:
                 self._run_between_nodes()
             else:
-                self.host.records.announce_elsewhere(seq, self.fingerprint, self.record, self.timeout_s)
+                self.host.records.announce_kernel(seq, self.fingerprint, self.record, self.timeout_s)
                 self._put_on_stream()
 
     def run(self, seq: int) -> None:
@@ -239,7 +239,7 @@ class CudaCall:
 
     def _search_chunk(self, search: ChunkSearch) -> None:
         """Make the call while its chunk is still looked for: wait for it, and tell each other how long it took."""
-        self.host.records.announce_elsewhere(self.seq, self.fingerprint, self.record, self.timeout_s)
+        self.host.records.announce_kernel(self.seq, self.fingerprint, self.record, self.timeout_s)
         with self.context.gpu.timed(self.stream) as seconds:
             self._put_on_stream()
         self.wait()

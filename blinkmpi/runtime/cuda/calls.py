@@ -22,6 +22,7 @@ from .context import CudaContext
 from .copies import Buckets
 from .history import CallHistory
 from .operands import OperandsInFlight
+from .other_counts import OtherCounts
 from .repeating import Repeating
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class CudaCalls:
         """Whether a bound call is a kernel's."""
         return isinstance(bound, CudaCall)
 
-    def elsewhere(self, signature: Signature) -> CudaCall | None:
+    def rebound(self, signature: Signature) -> CudaCall | None:
         """A call that an earlier one differs from in the addresses of its buffers alone; None if there is none."""
         like, places = self.by_signature.find(signature.common), signature.places
         if like is None:
@@ -67,7 +68,7 @@ class CudaCalls:
             return None  # they overlap, and not as its buffers do: it is judged where arguments are read
         if any(self.context.gpu.why_not_here(at) for at, _ in places):
             return None
-        return like.elsewhere(places)
+        return like.rebound_to(places)
 
     def bind(
         self, ready: Prepared, stream: Any, timeout_s: float, signature: Signature | None = None
@@ -122,6 +123,8 @@ class CudaCalls:
             return
         if bound.again:
             self.repeating.keep(bound, method, operands, stream)
+        else:
+            self.other_counts.offer(bound, method, operands, stream)
         bound.again = True  # also of others that are made of it
 
     @cached_property
@@ -129,6 +132,16 @@ class CudaCalls:
         """What makes calls on streams known to C."""
         given = self.sequence.repeated, self.context, self.operands, self._enqueues
         return Repeating(*given, self.host.executor_reason, self.sequence.context.log_once)
+
+    @cached_property
+    def other_counts(self) -> OtherCounts:
+        """What tells C of calls of other counts."""
+        return OtherCounts(self.context, self.repeating)
+
+    def forget(self) -> None:
+        """Bind every call anew."""
+        self.by_signature.clear()
+        self.other_counts.forget()
 
     @property
     def last(self) -> LastCall | None:

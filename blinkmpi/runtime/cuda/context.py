@@ -133,16 +133,21 @@ class CudaContext:
         program = self.program(call, rule)
         return self.transport.fits(program, rule.ctas, self._in_host_memory(program, rule))
 
+    def taken(self, call: Call, *, registered: bool, captured: bool = False) -> Rule:
+        """The row of the table that a call takes, with the chunk that was found for it, or that is tried next."""
+        rule = self.rule(call, registered=registered)
+        search = self.chunk_search(call, registered=registered)
+        if search is None:
+            return rule
+        return msgspec.structs.replace(rule, chunk_bytes=search.best if captured else search.chunk)
+
     def kernel(self, call: Call, text: str, registered: bool, *, captured: bool = False) -> LoadedKernel:
         """The kernel of a call, compiled and loaded at its first use; its arguments are the caller's to change.
 
         Args:
             captured: into a CUDA graph, which nobody can time: the best chunk so far must do.
         """
-        rule = self.rule(call, registered=registered)
-        search = self.chunk_search(call, registered=registered)
-        if search is not None:
-            rule = msgspec.structs.replace(rule, chunk_bytes=search.best if captured else search.chunk)
+        rule = self.taken(call, registered=registered, captured=captured)
         loaded = self._sized(call, rule, text)
         if loaded is None:
             key = (call, rule)

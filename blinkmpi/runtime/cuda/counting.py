@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from ...program.call import Call
 from ...program.ir import Program
@@ -37,12 +39,37 @@ class Starts(ctypes.Structure):
     known: int
 
 
+class CountedStarts:
+    """The starts of calls that differ in their counts alone, and of which the last few are the same call.
+
+    Args:
+        add: takes what was counted of other calls.
+    """
+
+    def __init__(self, call: Call, protocol: str, add: Callable[[Call, str, int], None]) -> None:
+        self.starts = Starts(0, 1)
+        self._call, self._protocol, self._add = call, protocol, add
+
+    def turn_to(self, call: Call) -> None:
+        """Count another call from now on."""
+        self.flush()
+        self._call = call
+
+    def flush(self) -> None:
+        """Tell what was counted."""
+        if self.starts.number:
+            self._add(self._call, self._protocol, self.starts.number)
+            self.starts.number = 0
+
+
 class StartedCalls:
     """The kinds of calls of a communicator."""
 
     def __init__(self, context: CudaContext, host: HostTransport) -> None:
         self._context, self._host = context, host
         self._kinds: dict[tuple[Call, str], Starts] = {}
+        self._of_counts: WeakSet[CountedStarts] = WeakSet()
+        self._others: list[tuple[Call, str, int]] = []  # what these have told
 
     def of(self, call: Call, protocol: str) -> Starts:
         """The starts of one kind."""
@@ -53,8 +80,34 @@ class StartedCalls:
             found = self._kinds[call, protocol] = Starts(0, 1)
         return found
 
+    def of_counts(self, call: Call, protocol: str) -> CountedStarts:
+        """The starts of a kind whatever its count, which is the call's now."""
+        made = CountedStarts(call, protocol, self._note)
+        self._of_counts.add(made)
+        return made
+
+    def _note(self, call: Call, protocol: str, times: int) -> None:
+        self._others.append((call, protocol, times))
+        if len(self._others) > KINDS:
+            self._count()
+
     def flush(self) -> None:
-        """Add what was counted to the counters of the host transport. Local.
+        """Add what was counted to the counters of the host transport. Local."""
+        for starts in list(self._of_counts):
+            starts.flush()
+        self._count()
+
+    def _taken(self) -> Iterator[tuple[Call, str, int]]:
+        """What was counted since the last look: calls, protocols, and how often."""
+        for (call, protocol), starts in [*self._kinds.items()]:  # other threads may add kinds meanwhile
+            times, starts.number = starts.number, 0
+            if times:
+                yield call, protocol, times
+        others, self._others = self._others, []
+        yield from others
+
+    def _count(self) -> None:
+        """Add what was counted of known kinds.
 
         Calls of one template are added up tree by tree, so that one program says what all of them have moved.
         """
@@ -68,10 +121,7 @@ class StartedCalls:
 
         alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by the trees that carry anything
         made: Counter[tuple[Template, frozenset[int]]] = Counter()
-        for (call, protocol), starts in [*self._kinds.items()]:  # other threads may add kinds meanwhile
-            times, starts.number = starts.number, 0
-            if not times:
-                continue
+        for call, protocol, times in self._taken():
             nbytes["collective", call.collective] += times * call.nbytes
             calls["collective", call.collective] += times
             if protocol != "slots":

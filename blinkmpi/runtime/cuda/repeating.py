@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from ...errors import DeviceError
+from ...transport.announcement import ON_GPU, Called
 from ...transport.control_pages import CONTROL
 from ...transport.cuda.kernel_layout import fingerprint_at
-from ...transport.cuda.loaded_kernel import LoadedKernel, moving
+from ...transport.cuda.loaded_kernel import LoadedKernel, copied, moving, name_call
 from ...transport.cuda.transport import LAST, ORDER
 from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
+from ..collectives import describe
 from ..foreign import EXCHANGE, imported, tensor_reader
 from .buffers import tensor_types
 from .call import CudaCall
@@ -38,23 +41,23 @@ class Launch:
         parts = [*call.around.gathers, *((k.kernel, k.grid, k.block, k.args) for k in kernels), *call.around.scatters]
         first = len(call.around.gathers)
         self._moves = np.array(moves, np.int64).reshape(len(moves), 3)
-        self._words = [bytes(words) for *_, words in parts]
+        self._words = [type(words).from_buffer_copy(words) for *_, words in parts]
         self._keep = (kernels, call.holder, call.starts, records, pages, transport, call.history.number, call.record)
         numbers: dict[str, int] = {
             **gpu.functions, "stream": call.stream, "asks": int(any(k.table for k in kernels)),
             "parts": len(parts), "first": first, "end": first + len(kernels),
-            "print_at": fingerprint_at(transport.n), "moves": self._moves.ctypes.data, "moving": len(moves),
+            "fingerprint_at": fingerprint_at(transport.n), "moves": self._moves.ctypes.data, "moving": len(moves),
             "nbytes": call.nbytes, "n": pages.n, "rank": pages.rank, "stride": CONTROL // 8, "calls": pages.address,
-            "prints[0]": pages.address + pages.record(0, 0), "prints[1]": pages.address + pages.record(0, 1),
-            "print": call.fingerprint, "body": _at(call.record), "body_bytes": len(call.record),
-            "elsewhere": records.elsewhere.ctypes.data, "report": ctypes.addressof(transport.report),
+            "records[0]": pages.address + pages.record(0, 0), "records[1]": pages.address + pages.record(0, 1),
+            "fingerprint": call.fingerprint, "body": _at(call.record), "body_bytes": len(call.record),
+            "in_kernels": records.in_kernels.ctypes.data, "report": ctypes.addressof(transport.report),
             "history": ctypes.addressof(call.history.number), "starts": ctypes.addressof(call.starts),
             "kernels": ctypes.addressof(transport.kernels_started),
         }  # fmt: skip
         for i, (kernel, grid, block, words) in enumerate(parts):
             numbers |= {
                 f"function[{i}]": kernel.handle, f"grid[{i}]": grid, f"block[{i}]": block,
-                f"words[{i}]": _at(self._words[i]), f"count[{i}]": len(words),
+                f"words[{i}]": ctypes.addressof(self._words[i]), f"count[{i}]": len(words),
             }  # fmt: skip
         self._struct = LaunchStruct(**numbers)
         self.address = ctypes.addressof(self._struct)
@@ -62,6 +65,43 @@ class Launch:
     def go_on(self, seq: int, status: int) -> None:
         """Say what became of a launch that the driver has refused."""
         raise DeviceError(f"launch of {self.text}, call {seq}: CUDA error {status}; this process must be started again")
+
+
+class CountedLaunch(Launch):
+    """Calls on a stream that differ in their counts alone; C has it fit each new one (``fit_launch`` there).
+
+    Args:
+        counts: the least and the greatest.
+    """
+
+    def __init__(self, call: CudaCall, counts: tuple[int, int]) -> None:
+        super().__init__(call)
+        self._kernel, self._call, self._records = copied(call.kernel), call.call, call.host.records
+        self._starts = call.history.started.of_counts(call.call, call.kernel.protocol)
+        self._body = call.record
+        least, most = counts
+        numbers = {
+            "words[0]": ctypes.addressof(self._kernel.args), "starts": ctypes.addressof(self._starts.starts),
+            "elements": call.call.counts[0], "least": least, "most": most,
+        }  # fmt: skip
+        for name, number in numbers.items():
+            setattr(self._struct, name, number)
+
+    def fit(self, count: int) -> None:
+        """Be the call of another count from now on."""
+        struct, kernel, before = self._struct, self._kernel, self._call
+        struct.elements = 0  # until all of it is done
+        call = replace(before, counts=(count,) * len(before.counts))
+        text = describe(call)
+        self.text = f"{text}{ON_GPU}"
+        name_call(kernel, call.n, text)
+        assert kernel.fit is not None
+        kernel.fit(kernel, call)
+        struct.fingerprint, self._body = self._records.encode(Called(self.text))
+        setattr(struct, "grid[0]", kernel.grid)
+        struct.body, struct.body_bytes, struct.nbytes = _at(self._body), len(self._body), call.nbytes
+        self._starts.turn_to(call)
+        self._call, struct.elements = call, count
 
 
 class Repeating:
@@ -90,6 +130,15 @@ class Repeating:
             return
         launch = _launch_of(call)
         self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))
+
+    def keep_counts(
+        self, call: CudaCall, counts: tuple[int, int], method: object, args: tuple[Any, ...], stream: Any
+    ) -> bool:
+        """Let C make calls that differ in their counts alone from one that has just been made; whether it can."""
+        if len(call.kernel.args) > MOST_WORDS or not self._repeated.launches:
+            return False
+        launch = CountedLaunch(call, counts)
+        return self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args), counts=True)
 
     def keep_group(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:
         """Let C make a group of one launch again, that has just been made of these arguments, if it can be."""

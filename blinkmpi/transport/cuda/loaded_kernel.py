@@ -40,6 +40,7 @@ class LoadedKernel:
     aside: bool = False  # in place, but what it sends must lie elsewhere
     begin: int = 0  # of the result, in bytes of the receive buffer
     then: LoadedKernel | None = None  # what is started behind it, on the receive buffer alone
+    fit: Callable[[LoadedKernel, Call], None] | None = None  # gives it the arguments for another count, if it may have
 
 
 class KernelCache:
@@ -123,11 +124,22 @@ def copied(loaded: LoadedKernel) -> LoadedKernel:
     return own
 
 
-def for_call(loaded: LoadedKernel, n: int, text: str) -> LoadedKernel:
-    """The same kernel for another call among ``n`` ranks."""
+def name_call(loaded: LoadedKernel, n: int, text: str) -> None:
+    """Have a kernel say that it is another call among ``n`` ranks."""
+    loaded.text = text
+    loaded.args[fingerprint_at(n)] = fingerprint(f"{loaded.protocol} {text}")
+
+
+def for_call(loaded: LoadedKernel, call: Call, text: str, fit: Callable[[LoadedKernel, Call], None]) -> LoadedKernel:
+    """The same kernel for another call.
+
+    Args:
+        fit: gives it the arguments that depend on the call's count.
+    """
     own = copied(loaded)
-    own.text = text
-    own.args[fingerprint_at(n)] = fingerprint(f"{own.protocol} {text}")
+    name_call(own, call.n, text)
+    fit(own, call)
+    own.fit = fit
     return own
 
 
@@ -182,11 +194,12 @@ class LoadedTemplate:
 
     def sized(self, call: Call, text: str) -> LoadedKernel | None:
         """The kernel with the arguments for a call."""
-        if self.kernel is None:
-            return None
-        own, words = for_call(self.kernel, call.n, text), self.words(call)
-        own.args[self.begin : self.begin + len(words)] = [*words]
-        return own
+        return for_call(self.kernel, call, text, self.fit) if self.kernel is not None else None
+
+    def fit(self, loaded: LoadedKernel, call: Call) -> None:
+        """Give the kernel the arguments for a call."""
+        words = self.words(call)
+        loaded.args[self.begin : self.begin + len(words)] = [*words]
 
     def words(self, call: Call) -> list[int]:
         """What the kernel's arguments say of a call's count: COUNT, CHUNK, OWN and STORE of each stage."""

@@ -12,6 +12,7 @@ two kernels: a reduce-scatter by ``slots``, whose results go to all ranks by ``d
 import ctypes
 import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ from .memory_layout import (
     sent_first,
 )
 from .network_channels import NetworkBuffers, endpoints_of
-from .packets import LL16, PROTOCOLS, Codec, PacketStreams, fits, ll_buffers, longest_slice, streams
+from .packets import LL16, PROTOCOLS, Codec, PacketProtocol, PacketStreams, fits, ll_buffers, longest_slice, streams
 from .regions import Regions
 from .stage_tables import Table, TableMemory
 from .symmetric_memory import MAX_CLOCKS, REPORT_WORDS, SymmetricMemory
@@ -131,7 +132,9 @@ class CudaTransport:
                 raise ArgumentError("protocol 'slots' runs a program; pass one")
             return self._load_stages(program, text, ctas, in_host_memory, emulated, part)
         if protocol == "direct":
-            return self._load_direct(call, text, ctas)
+            loaded = self._load_direct(call, text, ctas)
+            loaded.fit = partial(self._fit_direct, ctas)
+            return loaded
         return self.load_packets(call, protocol, text, ctas)
 
     def fits(self, program: Program, ctas: int = 0, in_host_memory: Collection[int] = ()) -> bool:
@@ -178,7 +181,11 @@ class CudaTransport:
 
     def load_sized(self, loaded: LoadedTemplate, call: Call, text: str) -> LoadedKernel:
         """The kernel of a call of a template; nothing is compiled, allocated or copied."""
-        return loaded.sized(call, text) or self._idle(call, text)
+        sized = loaded.sized(call, text)
+        if sized is None:
+            sized = self._idle(call, text)
+            sized.fit = lambda _loaded, _call: None
+        return sized
 
     def _load_stages(
         self, program: Program, text: str, ctas: int, in_host_memory: Collection[int],
@@ -236,32 +243,42 @@ class CudaTransport:
 
     def _load_direct(self, call: Call, text: str, ctas: int, mine: Segment | None = None) -> LoadedKernel:
         kernel, mine = self.kernels.direct(call), mine or segment(call, self.rank)
-        longest = longest_segment(call)  # the grid is the same on all ranks
         even = int(len(set(call.counts)) == 1)
         args = [*self._common(text, "direct", call), *mine, even, self.memory.table, *[0] * (2 * self.n)]
-        grid = max(1, min(ctas or DIRECT_CTAS, self.max_ctas, MAX_CTAS, -(-longest // (16 * WORKERS))))
-        return load_kernel(kernel, grid, WORKERS, args, "direct", text)
+        return load_kernel(kernel, self._direct_ctas(call, ctas), WORKERS, args, "direct", text)
+
+    def _direct_ctas(self, call: Call, ctas: int) -> int:
+        """As many as its longest segment wants: the same on all ranks."""
+        return max(1, min(ctas or DIRECT_CTAS, self.max_ctas, MAX_CTAS, -(-longest_segment(call) // (16 * WORKERS))))
+
+    def _fit_direct(self, ctas: int, loaded: LoadedKernel, call: Call) -> None:
+        """Give ``direct`` the arguments for a call of equal blocks, as it was loaded for."""
+        mine, begin = segment(call, self.rank), common_words(self.n)
+        loaded.grid = self._direct_ctas(call, ctas)
+        loaded.args[begin : begin + len(mine)] = [*mine]
 
     def load_packets(self, call: Call, protocol: str, text: str, ctas: int) -> LoadedKernel:
         """The kernel of a call over packets: one of another count with this one's arguments, if there was one."""
         packets = PROTOCOLS[protocol]
         if not fits(call, protocol):
             raise DeviceError(f"{protocol} cannot carry {text}: too long, or blocks of several lengths; use slots")
-        codec, two_shot = packets.codec, packets.two_shot
-        mine, units = streams(call, self.rank, two_shot=two_shot), longest_slice(call, two_shot=two_shot)
-        key = protocol, call.dtype, call.op
+        codec, key = packets.codec, (protocol, call.dtype, call.op)
         known = self._by_packets.get(key)
         if known is None:
             self.gpu.use()
-            args = [*self._common("", protocol, call), *self._packets(mine, units, codec)]
+            args = [*self._common("", protocol, call), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, codec)]
             kernel, threads = self.kernels.packets(call, protocol), packet_threads(self.n, codec)
             known = self._by_packets[key] = load_kernel(kernel, 1, threads, args, protocol, "")
-        loaded = for_call(known, self.n, text)
         most = min(ctas or (PACKET_CTAS if codec is LL16 else self.max_ctas), self.max_ctas)
-        loaded.grid = max(1, min(most, -(-codec.positions(units) // loaded.block)))
+        return for_call(known, call, text, partial(self._fit_packets, packets, most))
+
+    def _fit_packets(self, packets: PacketProtocol, most: int, loaded: LoadedKernel, call: Call) -> None:
+        """Give ``packets`` the arguments for a call, and at ``most`` so many CTAs."""
+        two_shot = packets.two_shot
+        mine, units = streams(call, self.rank, two_shot=two_shot), longest_slice(call, two_shot=two_shot)
+        loaded.grid = max(1, min(most, -(-packets.codec.positions(units) // loaded.block)))
         begin = common_words(self.n)
         loaded.args[begin : begin + len(mine) + 1] = [*mine, units]
-        return loaded
 
     def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:
         """The arguments of ``packets`` behind the common ones."""

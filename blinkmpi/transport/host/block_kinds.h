@@ -13,7 +13,7 @@ enum { TALLY_CALL, TALLY_TREE, TALLY_SLOTS, TALLY_CMA, TALLY_OUT, TALLY_WORDS = 
 
 typedef struct kind { /* what Python says of it (block_call.py) */
   int64_t item, root;  /* bytes of an element */
-  int64_t stream_from; /* bytes of the larger buffer from which on results are written past the caches */
+  int64_t nontemporal_from; /* bytes of the larger buffer from which on results are written past the caches */
   int64_t rings;       /* whether there is memory for blocks that go in chunks */
   int64_t *tally;      /* (counter, bytes, calls): of the call, of its tree, by protocol, what goes out and in by rank */
 } kind_t;
@@ -112,7 +112,7 @@ static int fill_kind(const kind_t *k, call_t *call, const arguments_t *r, const 
   if (own[0] != own[1] || (longest > b->longest && !k->rings)) return 0;
   const int64_t whole = b->shared ? sent / n : sent, nbytes = whole > received ? whole : received;
   add_to(call->tally, TALLY_CALL, nbytes, 1);
-  call->chunk = sent + received, call->stream = nbytes > k->stream_from;
+  call->chunk = sent + received, call->nontemporal = nbytes > k->nontemporal_from;
   call->send = send.at, call->recv = recv.at, call->readable = 0;
   blink_sum_lengths(call);
   return 1;
@@ -120,14 +120,14 @@ static int fill_kind(const kind_t *k, call_t *call, const arguments_t *r, const 
 
 /* What a kind is found by: of the first two arguments no length and no number, but for one that is an argument itself (a root). */
 static int key_of_kind(const call_key_t *key, call_key_t *kind, int pending) {
-  if (key->arrays) return 0;
+  if (key->arrays && pending) return 0;
   memcpy(kind, key, offsetof(call_key_t, arguments) + (size_t)key->count * sizeof *key->arguments);
-  kind->stream = pending ? PENDING_OF_KIND : OF_KIND;
+  if (!key->arrays) kind->stream = pending ? PENDING_OF_KIND : OF_KIND;
   const argument_t *const end = key->arguments + key->count, *a = key->arguments;
   for (int i = 0; i < 2 && a < end; i++) {
     const argument_t *const next = behind(a);
     for (const argument_t *b = a; b < next && a->flags != A_NUMBER; b++) {
-      const int buffer = (b->flags >= 0 && b->object) || b->flags <= -TENSORS || b->flags == A_MEMORY || b->flags == A_WRITABLE_MEMORY;
+      const int buffer = (b->flags >= 0 && b->object) || b->flags <= -CUPY_ARRAYS || b->flags == A_MEMORY || b->flags == A_WRITABLE_MEMORY;
       if (b->flags == A_NUMBER || buffer) kind->arguments[b - key->arguments].elements = 0;
     }
     a = next;

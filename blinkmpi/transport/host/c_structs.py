@@ -15,7 +15,7 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 class Word(NamedTuple):
-    """A word of a structure: ``prints[1]`` is an item of an array."""
+    """A word of a structure: ``records[1]`` is an item of an array."""
 
     name: str
     unsigned: bool

@@ -72,7 +72,7 @@ typedef struct {
   int64_t chunk;      /* elements that fit in a slot */
   int64_t depth;      /* slots per channel */
   int64_t divide;     /* avg: divide the complete fold by this, else 0 */
-  int64_t stream;     /* write the receive buffer past the caches */
+  int64_t nontemporal; /* write the receive buffer past the caches */
   int64_t one_shot;   /* slots are for calls of even and of odd number, and are filled before the announcement */
   int64_t cma;        /* whether chunks are read from their writers' buffers */
   helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
@@ -88,7 +88,7 @@ typedef struct {
   int64_t n, rank;
   int64_t stride;     /* words from one rank's control pages to the next rank's */
   flag_t *calls;      /* rank 0's line 0 */
-  flag_t *prints[2];  /* rank 0's fingerprints of calls of even and of odd number */
+  flag_t *records[2]; /* rank 0's, which begin with fingerprints, of calls of even and of odd number */
   flag_t *pids;       /* rank 0's process id */
   flag_t *heartbeat;  /* this rank's sign of life, in ns */
   flag_t *abort;      /* not zero: some rank aborted */
@@ -97,10 +97,10 @@ typedef struct {
   char *send, *recv;  /* the rows hold offsets into them, or -1 */
   int64_t send_bytes, recv_bytes; /* of what others read; 0: nobody does */
   int64_t readable;   /* whether the others can read the buffers: it was tried when the call was first made */
-  uint64_t print;     /* the call's fingerprint */
+  uint64_t fingerprint;
   char *body;         /* what this rank announces, for its record; NULL: Python writes it */
   int64_t body_bytes;
-  uint64_t *elsewhere; /* the numbers of this rank's last calls of even and odd number that were made elsewhere */
+  uint64_t *in_kernels; /* the numbers of this rank's last calls of even and odd number whose ranks meet in kernels */
   int64_t *before, *after; /* copies before the call and after it: to, from and bytes of each */
   int64_t befores, afters;
   /* the call under way */
@@ -112,13 +112,13 @@ typedef struct {
   int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read; or an error of MPI */
 } call_t;
 
-static int idle_call(idle_t *w, const call_t *j) { return idle(w, j->spins, j->heartbeat, j->abort, j->timeout_ns); }
+static int idle_call(idle_t *w, const call_t *call) { return idle(w, call->spins, call->heartbeat, call->abort, call->timeout_ns); }
 
 /* After a turn at all that this rank has to do: wait a little if nothing has moved since `before`. */
-static inline int after_turn(idle_t *w, const call_t *j, int64_t before, const int traced) {
-  if (j->moved != before) return w->polls = w->since = 0, j->timeout_ns == AT_ONCE ? EXPIRED : DONE;
-  if (traced) j->trace->waiting = 1;
-  return idle_call(w, j);
+static inline int after_turn(idle_t *w, const call_t *call, int64_t before, const int traced) {
+  if (call->moved != before) return w->polls = w->since = 0, call->timeout_ns == AT_ONCE ? EXPIRED : DONE;
+  if (traced) call->trace->waiting = 1;
+  return idle_call(w, call);
 }
 
 static void copies(const int64_t *each, int64_t n) { /* those around a call: (to, from, bytes) */

@@ -93,7 +93,7 @@ static int fill_counts(count_kind_t *k, call_t *call, const arguments_t *r, cons
   if (count == k->count) return 1;
   write_words(k, count, 0);
   if (count > k->count) call->readable = 0; /* it was tried of fewer bytes */
-  call->print = with_count(k->form, count);
+  call->fingerprint = with_count(k->form, count);
   for (int i = 0; i < 8; i++) call->body[call->body_bytes - 1 - i] = (char)((uint64_t)count >> 8 * i);
   k->count = count;
   return 1;
@@ -107,5 +107,5 @@ static int learn_counts(count_kind_t *k, const call_t *call, const arguments_t *
     if (elements[i] % k->count) return 0;
     k->each[i] = elements[i] / k->count;
   }
-  return (k->each[0] || k->each[1]) && call->print == with_count(k->form, k->count) && write_words(k, k->count, 1);
+  return (k->each[0] || k->each[1]) && call->fingerprint == with_count(k->form, k->count) && write_words(k, k->count, 1);
 }

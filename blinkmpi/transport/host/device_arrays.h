@@ -47,12 +47,12 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   uint64_t seq;
 } gpu_t;
 
-static PyObject *text_of[10];
-enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP, PENDING_CALL };
+static PyObject *text_of[11];
+enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP, PENDING_CALL, FIT };
 
 static int intern_names(void) {
-  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep", "pending"};
-  for (int i = 0; i < 10; i++)
+  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep", "pending", "fit"};
+  for (int i = 0; i < 11; i++)
     if (!text_of[i] && !(text_of[i] = PyUnicode_InternFromString(names[i]))) return 0;
   return 1;
 }

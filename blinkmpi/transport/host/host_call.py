@@ -116,12 +116,12 @@ class HostCall:
         struct.recv = 0 if recv is None else address(recv)
         struct.send_bytes = send.nbytes if sends and send is not None else 0
         struct.recv_bytes = recv.nbytes if receives and recv is not None else 0
-        struct.print = self.fingerprint
+        struct.fingerprint = self.fingerprint
         struct.body, struct.body_bytes = (
             ctypes.cast(ctypes.c_char_p(self.record), ctypes.c_void_p).value or 0,
             len(self.record),
         )
-        struct.elsewhere = self.transport.records.elsewhere.ctypes.data
+        struct.in_kernels = self.transport.records.in_kernels.ctypes.data
         struct.before, struct.befores = self._before.ctypes.data, len(self._before)
         struct.after, struct.afters = self._after.ctypes.data, len(self._after)
         struct.timeout_ns = int(self.transport.slice_of(self.timeout_s) * 1e9)
@@ -198,7 +198,7 @@ class HostCall:
             begun: whether a slice of the deadline has passed already.
         """
         transport, seq = self.transport, int(self.struct.seq)
-        if outcome in (Outcome.EXPIRED, Outcome.ABORTED, Outcome.ELSEWHERE):
+        if outcome in (Outcome.EXPIRED, Outcome.ABORTED, Outcome.REMOTE_DIFFERS):
             outcome = transport.until_done(self._attempt, self.owed, seq, self.timeout_s, begun=begun)
         if outcome is Outcome.DIFFER:
             transport.compare(seq, self.fingerprint)
@@ -226,7 +226,7 @@ class HostCall:
         """Go on until nothing moved for ``slice_s``: how it is then, and whether anything moved."""
         if self.transport.by_c_alone(self.program) and self.struct.phase != TOLD:
             done = self._execute(int(slice_s * 1e9) or -1)
-            if done[0] is not Outcome.ELSEWHERE:
+            if done[0] is not Outcome.REMOTE_DIFFERS:
                 return done
         turn = partial(self._execute, -1) if self.program.executor == "c" else self._execute_numpy
         return repeat(self._with_messages(turn), self.transport.pages, slice_s)

@@ -106,7 +106,7 @@ def of_blocks(
     moved = sum(nbytes for places in (moves.sends, moves.receives) for _, nbytes in places)
     struct.one_shot, struct.item, struct.acc, struct.chunk, struct.depth = 1, 1, 1, moved, 1
     struct.stages = 2 * n  # rows, of a trace
-    struct.stream = not moves.in_place and 2 * n * moves.nbytes > CACHE_BYTES
+    struct.nontemporal = not moves.in_place and 2 * n * moves.nbytes > CACHE_BYTES
     place(struct, window)
     cma = any(memory.protocol(moves, nbytes) == "cma" for _, nbytes in (*moves.sends, *moves.receives))
     if memory.gains_by_help(moves):
@@ -168,7 +168,7 @@ def load(
     struct.stages, struct.item, struct.acc = len(rows.stages), item, acc
     struct.chunk, struct.depth = program.chunk, program.depth
     struct.divide = call.n if call.op == "avg" else 0
-    struct.stream = past_caches(call)
+    struct.nontemporal = past_caches(call)
     struct.one_shot = program.one_shot
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
@@ -274,7 +274,7 @@ def place(struct: native.CallStruct, window: SharedWindow) -> None:
     struct.n, struct.rank, struct.stride = pages.n, pages.rank, CONTROL // 8
     struct.calls = pages.address
     for turn in (0, 1):
-        setattr(struct, f"prints[{turn}]", pages.address + pages.record(0, turn))
+        setattr(struct, f"records[{turn}]", pages.address + pages.record(0, turn))
     struct.heartbeat = pages.address + pages.rank * CONTROL + LINE
     struct.pids = pages.address + 2 * LINE
     struct.abort = pages.address + 3 * LINE

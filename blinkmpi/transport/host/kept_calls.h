@@ -136,7 +136,7 @@ static int is_lasting(PyObject *argument) {
  * with other counts. */
 static entry_t *put(repeated_t *t, const call_key_t *key, entry_t made) {
   const uint64_t hash = hash_of(key);
-  entry_t *const before = made.counts ? NULL : entry_of(t, key, hash);
+  entry_t *const before = made.counts || (made.launch && made.launch->each[0]) ? NULL : entry_of(t, key, hash);
   if (before) drop(t, before);
   while (t->kept >= t->most) drop(t, t->oldest);
   const size_t size = offsetof(entry_t, key) + offsetof(call_key_t, arguments) + (size_t)key->count * sizeof *key->arguments;

@@ -4,15 +4,23 @@
 #include "count_kinds.h"
 #include "kept_calls.h"
 
-/* The entry of a kind, filled from the arguments of one of its calls; NULL if there is none, if one of its calls is under way, or if
- * these are Python's to read. */
+/* The entry of a kind, filled from the arguments of one of its calls; NULL if there is none, if one of its calls is under way, if
+ * these are Python's to read, or if that raises. */
 static entry_t *kind_of(repeated_t *t, const arguments_t *r, int pending) {
   call_key_t key;
   if (!t->kinds || !key_of_kind(&r->key, &key, pending)) return NULL;
   const uint64_t hash = hash_of(&key);
   for (entry_t *e = *place_of(t, hash); e; e = e->next) {
     if (e->hash != hash || e->users > 1 || !same_call(&e->key, &key)) continue;
-    if (!(e->kind ? fill_kind(e->kind, e->call, r, &t->types) : fill_counts(e->counts, e->call, r, &t->types))) continue;
+    if (e->launch) {
+      e->users++; /* the table may change meanwhile */
+      const int fits = fit_launch(e->launch, e->bound, r->arrays, (int)key.arrays), gone = e->users == 1;
+      no_longer_used(e);
+      if (gone || PyErr_Occurred()) return NULL;
+      if (!fits) continue;
+    } else if (!(e->kind ? fill_kind(e->kind, e->call, r, &t->types) : fill_counts(e->counts, e->call, r, &t->types))) {
+      continue;
+    }
     used(t, e);
     return e;
   }

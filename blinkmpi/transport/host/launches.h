@@ -30,24 +30,52 @@ typedef struct {
   int64_t grid[MOST_PARTS], block[MOST_PARTS];
   uint64_t *words[MOST_PARTS]; /* the arguments, for arrays at `base` */
   int64_t count[MOST_PARTS];
-  int64_t print_at; /* the word of the fingerprint, to which a number is added */
+  int64_t fingerprint_at; /* the word of the fingerprint, to which a number is added */
   uint64_t base[MOST_ARRAYS];
   int64_t *moves; /* of each word that moves with an array: part, word, array */
   int64_t moving;
   int64_t nbytes;
   /* the announcement */
   int64_t n, rank, stride; /* as in call_t */
-  flag_t *calls, *prints[2];
-  uint64_t print;
+  flag_t *calls, *records[2];
+  uint64_t fingerprint;
   char *body;
   int64_t body_bytes;
-  uint64_t *elsewhere;
+  uint64_t *in_kernels;
   /* what is counted and looked at */
   int64_t *report;   /* of kernels: the second word is not 0 if one gave up */
   uint64_t *history; /* of the communicator's calls */
   int64_t *starts;   /* of such calls; whether anybody will look at that again */
   int64_t *kernels;
+  /* of calls that differ in their counts: the count that the kernel is fit to, 0 if it is to none; the least and the greatest;
+   * bytes of each array for each of the count, 0 in the first where the count is always the same */
+  int64_t elements, least, most, each[MOST_ARRAYS];
 } launch_t;
+
+/* ---- calls of other counts */
+
+/* How many bytes the arrays have for each of the count, which the kernel is fit to; 0 if that is no number. */
+static int learn_elements(launch_t *l, const argument_t *const *arrays, int n) {
+  for (int i = 0; i < n; i++) {
+    if (arrays[i]->elements % l->elements) return 0;
+    l->each[i] = arrays[i]->elements / l->elements;
+  }
+  return 1;
+}
+
+/* Fit the kernel to arrays, unless it is; 0 if they are of no such call, or that raises. */
+static int fit_launch(const launch_t *l, PyObject *bound, const argument_t *const *arrays, int n) {
+  const int64_t count = arrays[0]->elements / l->each[0];
+  if (count < l->least || count > l->most) return 0;
+  for (int i = 0; i < n; i++)
+    if (arrays[i]->elements != count * l->each[i]) return 0;
+  if (count == l->elements) return 1;
+  PyObject *const number = PyLong_FromLongLong(count);
+  PyObject *const done = number ? PyObject_CallMethodOneArg(bound, text_of[FIT], number) : NULL;
+  Py_XDECREF(number);
+  Py_XDECREF(done);
+  return done != NULL;
+}
 
 /* ---- a call */
 
@@ -66,7 +94,7 @@ static int is_here(gpu_t *g, const launch_t *l, uint64_t at) {
 /* Whether all ranks have read this rank's record of call seq - 2: see own_records.py. */
 static int have_read(const launch_t *l, uint64_t seq) {
   const int64_t read = (int64_t)seq - 2;
-  if (l->elsewhere[~seq & 1] != seq - 1 || (int64_t)l->elsewhere[seq & 1] >= read) return 1;
+  if (l->in_kernels[~seq & 1] != seq - 1 || (int64_t)l->in_kernels[seq & 1] >= read) return 1;
   for (int64_t r = 0; r < l->n; r++) {
     flag_t *const line = l->calls + r * l->stride;
     if ((int64_t)get(line + ENTERED) <= read && (int64_t)get(line + FINISHED) < read) return 0;
@@ -75,12 +103,12 @@ static int have_read(const launch_t *l, uint64_t seq) {
 }
 
 static void announce(const launch_t *l, uint64_t seq) {
-  flag_t *const record = l->prints[seq & 1] + l->rank * l->stride, *const line = l->calls + l->rank * l->stride;
-  l->elsewhere[seq & 1] = seq;
-  if (get(record) != l->print) {
+  flag_t *const record = l->records[seq & 1] + l->rank * l->stride, *const line = l->calls + l->rank * l->stride;
+  l->in_kernels[seq & 1] = seq;
+  if (get(record) != l->fingerprint) {
     set(record + 1, (uint64_t)l->body_bytes);
     memcpy((char *)(record + 2), l->body, (size_t)l->body_bytes);
-    set(record, l->print);
+    set(record, l->fingerprint);
   }
   set(line + ENTERED, seq);
   set(line + FINISHED, seq);
@@ -116,11 +144,11 @@ static int take_order(const gpu_t *g, const launch_t *l) {
 static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arrays) {
   uint64_t words[MOST_PARTS][MOST_WORDS];
   int error = 0;
-  *l->history = ((*l->history ^ l->print) * SPREAD + seq) & MASK;
+  *l->history = ((*l->history ^ l->fingerprint) * SPREAD + seq) & MASK;
   announce(l, seq);
   for (int64_t p = 0; p < l->parts; p++) {
     memcpy(words[p], l->words[p], 8 * (size_t)l->count[p]);
-    if (p >= l->first && p < l->end) words[p][l->print_at] = (words[p][l->print_at] + *l->history) & MASK;
+    if (p >= l->first && p < l->end) words[p][l->fingerprint_at] = (words[p][l->fingerprint_at] + *l->history) & MASK;
   }
   for (const int64_t *m = l->moves, *end = m + 3 * l->moving; m < end; m += 3)
     words[m[0]][m[1]] += arrays[m[2]]->at - l->base[m[2]];

@@ -48,14 +48,14 @@ class CallStruct(ctypes.Structure):
 PIECE_BYTES, PIECES = 32 << 10, 40  # a message goes in pieces, short enough for MPI to send them at once
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 4  # the phase in which all ranks have entered the same call
-NETWORK, ELSEWHERE = 7, 8  # statuses: MPI failed; another node announced something else
+NETWORK, REMOTE_DIFFERS = 7, 8  # statuses: MPI failed; another node announced something else
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
 TOLD = 3  # the phase in which announcements alone cross between nodes, through Python
 WITH_PYTHON = (("launches.h", "launch_t"), ("block_kinds.h", "kind_t"), ("count_kinds.h", "count_kind_t"))
 TIMING = 2  # words of a traced call's row
 CONSTANTS = (
     SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD,
-    TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL, NETWORK, ELSEWHERE, TOLD,
+    TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL, NETWORK, REMOTE_DIFFERS, TOLD,
     *(8 * len(names("call.h", name)) for name in ("nodes_t", "node_t", "blocks_t", "block_t")),
     PIECE_BYTES, PIECES, SOON_NS, LATE_LOOKS, ctypes.sizeof(CallStruct),
 )  # fmt: skip

@@ -30,7 +30,7 @@ class Outcome(enum.Enum):
     FAULT = 5  # another process's memory could not be read
     UNTOLD = 6  # this rank's record has to be written first
     NETWORK = 7  # MPI failed
-    ELSEWHERE = 8  # a rank announced another call, or something that only Python reads: messages tell what
+    REMOTE_DIFFERS = 8  # a rank announced another call, or something that only Python reads: messages tell what
 
 
 OUTCOMES = tuple(Outcome)  # by executor.c's numbers

@@ -6,5 +6,5 @@
 #include <numpy/ndarraytypes.h>
 #include "call.h"
 
-int blink_run(call_t *j, int64_t *rows, uint64_t seq);
-int blink_execute(call_t *j, int64_t *rows);
+int blink_run(call_t *call, int64_t *rows, uint64_t seq);
+int blink_execute(call_t *call, int64_t *rows);

@@ -1,7 +1,7 @@
 """The records in which a rank announces its calls: two, of its last calls of even and of odd number.
 
 A record is used again two calls later, and by then every peer must have read it. A call on the host waits for all to
-have entered it, so all are through with those before. A call that is made elsewhere, by kernels, waits for nobody.
+have entered it, so all are through with those before. A call whose ranks meet in kernels waits for nobody here.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class OwnRecords:
     def __init__(self, pages: ControlPages, wait: Repeat) -> None:
         self._pages, self._rank, self._wait = pages, pages.rank, wait
         self._fence, self._announced, self._finished = pages.fence, pages.announced, pages.finished
-        self.elsewhere = np.zeros(2, np.uint64)  # the number of the call, if it was made elsewhere
+        self.in_kernels = np.zeros(2, np.uint64)  # the number of the call, if its ranks met there
 
     @staticmethod
     def encode(announcement: Announcement) -> tuple[int, bytes]:
@@ -49,10 +49,10 @@ class OwnRecords:
             self._fence()  # the record comes before the number, which the peers read first
         self._announced[self._rank] = seq
 
-    def announce_elsewhere(self, seq: int, fingerprint: int, body: bytes, timeout_s: float) -> None:
-        """Say which call this rank enters, whose ranks wait for one another elsewhere: on their GPUs."""
+    def announce_kernel(self, seq: int, fingerprint: int, body: bytes, timeout_s: float) -> None:
+        """Say which call this rank enters, whose ranks wait for one another in kernels."""
         self._await_readers(seq, timeout_s)
-        self.elsewhere[seq & 1] = seq
+        self.in_kernels[seq & 1] = seq
         if self.fingerprint(seq) != fingerprint:
             self.write(seq, fingerprint, body, timeout_s)
         if self._fence:
@@ -61,8 +61,8 @@ class OwnRecords:
 
     def _await_readers(self, seq: int, timeout_s: float) -> None:
         """Wait until this node's ranks have read what this rank announced of call ``seq - 2``, if they may have not."""
-        read, elsewhere = seq - 2, self.elsewhere.tolist()
-        if elsewhere[~seq & 1] != seq - 1 or elsewhere[seq & 1] >= read:
+        read, in_kernels = seq - 2, self.in_kernels.tolist()
+        if in_kernels[~seq & 1] != seq - 1 or in_kernels[seq & 1] >= read:
             return
         announced, finished = self._announced, self._finished
 

@@ -17,15 +17,15 @@ enum { I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64 };
 typedef uint64_t v8 __attribute__((vector_size(64), aligned(1), may_alias));
 
 __attribute__((optimize("no-tree-loop-distribute-patterns"))) static void copy(char *restrict d, const char *restrict s,
-                                                                               size_t n, int stream) {
+                                                                               size_t n, int nontemporal) {
   size_t i = 0;
 #if defined(__AVX512F__)
-  if (stream && n >= 256) {
+  if (nontemporal && n >= 256) {
     for (; ((uintptr_t)(d + i) & 63) != 0; i++) d[i] = s[i];
     for (; i + 64 <= n; i += 64) _mm512_stream_si512((__m512i *)(d + i), _mm512_loadu_si512(s + i));
   }
 #elif defined(__AVX__)
-  if (stream && n >= 256) {
+  if (nontemporal && n >= 256) {
     for (; ((uintptr_t)(d + i) & 31) != 0; i++) d[i] = s[i];
     for (; i + 32 <= n; i += 32) _mm256_stream_si256((__m256i *)(d + i), _mm256_loadu_si256((const __m256i *)(s + i)));
   }
@@ -37,7 +37,7 @@ __attribute__((optimize("no-tree-loop-distribute-patterns"))) static void copy(c
   for (; i < n; i++) d[i] = s[i];
 }
 
-static void streamed(void) { /* what was written past the caches comes before what is written now */
+static void fence_nontemporal(void) { /* what was written past the caches comes before what is written now */
 #if defined(__x86_64__)
   _mm_sfence();
 #endif

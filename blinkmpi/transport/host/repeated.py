@@ -142,17 +142,20 @@ class RepeatedCalls:
         arguments: tuple[Any, ...],
         stream: Any,
         aim: tuple[Any, ...],
+        *,
+        counts: bool = False,
     ) -> bool:
         """Make a call on a stream known, of arrays at whatever addresses; whether it is.
 
         Args:
             launch: the address of its LaunchStruct, which lives as long as ``bound`` does.
             aim: what all such calls need; see ``set_launches`` in launches.h.
+            counts: whether calls of other counts are this one, to which ``bound.fit(count)`` then fits it.
         """
         if self._keep_launch is None:
             return False
         self._aim_at(aim)
-        known = self._keep_launch(bound, launch, method, arguments, stream)
+        known = self._keep_launch(bound, launch, method, arguments, stream, counts)
         self._shared.open_gpu = 1
         return known
 

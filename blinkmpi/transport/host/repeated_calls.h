@@ -49,7 +49,8 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   const int open = t->open == OPEN;
   if (timeout_ns < 0 || !(open || t->open_gpu) || !read_arguments(&r, &t->types, &t->gpu, given[0], given[1], given[2])) Py_RETURN_FALSE;
   entry_t *e = entry_of(t, &r.key, hash_of(&r.key));
-  if (!e && t->open == OPEN) e = kind_of(t, &r, 0);
+  if (!e && (r.key.arrays ? t->open_gpu && !timeout_ns : t->open == OPEN)) e = kind_of(t, &r, 0);
+  if (PyErr_Occurred()) return let_go(&r), NULL;
   PyObject *made = Py_False;
   if (e && e->launch && t->open_gpu && !timeout_ns) {
     made = launch_again(&t->gpu, &t->seq, e->bound, e->launch, r.arrays, (int)r.key.arrays, n >= 4 && given[3] == Py_True ? NULL : given[1]);
@@ -152,18 +153,23 @@ static PyObject *keep_group(PyObject *self, PyObject *const *given, Py_ssize_t n
   Py_RETURN_NONE;
 }
 
-/* (bound, address of its launch_t, method, arguments, stream): a call on a stream to be found again; whether it will be. */
+/* (bound, address of its launch_t, method, arguments, stream, whether of whatever counts): a call on a stream to be found again;
+ * whether it will be. */
 static PyObject *keep_launch(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   repeated_t *const t = table_of(self);
-  if (!t || n != 5 || !PyTuple_CheckExact(given[3])) return PyErr_Format(PyExc_TypeError, "expected five arguments");
+  if (!t || n != 6 || !PyTuple_CheckExact(given[3])) return PyErr_Format(PyExc_TypeError, "expected six arguments");
   launch_t *const launch = PyLong_AsVoidPtr(given[1]);
   if (PyErr_Occurred()) return NULL;
   arguments_t r;
   learn_stream(&t->gpu, given[4]);
   if (!read_arguments(&r, &t->types, &t->gpu, given[2], given[3], given[4])) Py_RETURN_FALSE;
-  const int known = r.key.arrays && r.key.arrays <= MOST_ARRAYS && r.key.stream == (uint64_t)launch->stream;
+  call_key_t key;
+  const int counts = given[5] == Py_True;
+  int known = r.key.arrays && r.key.arrays <= MOST_ARRAYS && r.key.stream == (uint64_t)launch->stream;
   for (int64_t i = 0; known && i < r.key.arrays; i++) launch->base[i] = r.arrays[i]->at;
-  if (known) put(t, &r.key, (entry_t){.bound = given[0], .launch = launch});
+  if (counts) known = known && key_of_kind(&r.key, &key, 0) && learn_elements(launch, r.arrays, (int)r.key.arrays);
+  known = known && put(t, counts ? &key : &r.key, (entry_t){.bound = given[0], .launch = launch});
+  t->kinds += known && counts;
   let_go(&r);
   if (PyErr_Occurred()) return NULL;
   return PyBool_FromLong(known);

@@ -27,9 +27,9 @@ typedef struct { /* a row, decoded */
   int64_t *fold, *ins, *heads, *outs;
 } stage_t;
 
-static int64_t *decode(const call_t *j, int64_t *p, stage_t *c) {
-  c->local = p[LOCAL] < 0 ? NULL : j->send + p[LOCAL];
-  c->store = p[STORE] < 0 ? NULL : j->recv + p[STORE];
+static int64_t *decode(const call_t *call, int64_t *p, stage_t *c) {
+  c->local = p[LOCAL] < 0 ? NULL : call->send + p[LOCAL];
+  c->store = p[STORE] < 0 ? NULL : call->recv + p[STORE];
   c->count = p[COUNT], c->final = p[FINAL], c->out_wide = p[OUT_WIDE], c->out_stride = p[OUT_STRIDE];
   c->nops = p[OPERANDS], c->nins = p[INPUTS], c->nouts = p[OUTPUTS], c->chunk = p[CHUNK], c->nheads = p[HEADS];
   c->fold = p + HEADER;
@@ -46,105 +46,105 @@ static int wide_in(const int64_t *in) { return !exported(in) && in[IN_WIDE]; }
 static char *slot_in(const int64_t *in, int64_t slot) { return (char *)in[IN_SLOTS] + slot * in[IN_STRIDE]; }
 
 /* Copy n bytes, from byte `at` of a stage's span on, out of the writer's buffer. */
-static int pull(call_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
-  char *buffer = (char *)get((flag_t *)in[IN_BUFFER] + TURN * (j->seq & 1));
-  const int64_t pid = (int64_t)get(j->pids + in[IN_WRITER] * j->stride);
+static int pull(call_t *call, const int64_t *in, int64_t at, char *to, int64_t n) {
+  char *buffer = (char *)get((flag_t *)in[IN_BUFFER] + TURN * (call->seq & 1));
+  const int64_t pid = (int64_t)get(call->pids + in[IN_WRITER] * call->stride);
   char *const from = buffer + in[IN_OFFSET] + at;
-  j->fault = j->helper && n >= SHARED_BYTES ? blink_read_shared(j->helper, pid, to, n, from) : blink_read(pid, to, n, from);
-  if (j->fault) j->faulty = in[IN_WRITER];
-  return !j->fault;
+  call->fault = call->helper && n >= SHARED_BYTES ? blink_read_shared(call->helper, pid, to, n, from) : blink_read(pid, to, n, from);
+  if (call->fault) call->faulty = in[IN_WRITER];
+  return !call->fault;
 }
 
 static _Thread_local char pieces[PIECES_BYTES] __attribute__((aligned(4096)));
 
 /* Elements of each operand that are read ahead from their writers' buffers; 0 if all lie in slots. */
-static int64_t piece_of(const call_t *j, const stage_t *c) {
+static int64_t piece_of(const call_t *call, const stage_t *c) {
   int any = 0;
   for (int64_t i = 0; i < c->nins; i++) any |= exported(c->ins + IN * i);
   if (!any) return 0;
   const int64_t each = PIECES_BYTES / c->nins < PIECE_BYTES ? PIECES_BYTES / c->nins : PIECE_BYTES;
-  return each / j->item / 64 * 64;
+  return each / call->item / 64 * 64;
 }
 
 /* Copy n elements, from `first` of the stage's span on, of every operand that lies in its writer's buffer. */
-static int read_ahead(call_t *j, const stage_t *c, int64_t first, int64_t n, int64_t piece) {
+static int read_ahead(call_t *call, const stage_t *c, int64_t first, int64_t n, int64_t piece) {
   for (int64_t i = 0; i < c->nins; i++)
-    if (exported(c->ins + IN * i) && !pull(j, c->ins + IN * i, first * j->item, pieces + i * piece * j->item, n * j->item)) return 0;
+    if (exported(c->ins + IN * i) && !pull(call, c->ins + IN * i, first * call->item, pieces + i * piece * call->item, n * call->item)) return 0;
   return 1;
 }
 
 /* Returns 0 if the memory of another process could not be read. */
-static int step(call_t *j, const stage_t *c, int64_t k) {
+static int step(call_t *call, const stage_t *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
-  const int64_t slot = (k + (j->one_shot & (int64_t)j->seq)) % j->depth, wide = j->item != j->acc;
-  const int64_t out_item = c->out_wide ? j->acc : j->item, out_slot = slot * c->out_stride;
+  const int64_t slot = (k + (call->one_shot & (int64_t)call->seq)) % call->depth, wide = call->item != call->acc;
+  const int64_t out_item = c->out_wide ? call->acc : call->item, out_slot = slot * c->out_stride;
   char buffer[BLOCK * 8] __attribute__((aligned(64)));
   char wider[BLOCK * 8] __attribute__((aligned(64)));
   char out16[BLOCK * 2] __attribute__((aligned(64)));
 
   const int64_t *const only = c->nops == 1 && c->fold[0] >= 0 ? c->ins + IN * c->fold[0] : NULL;
-  if (c->nops == 1 && !(wide && (c->out_wide || (only && wide_in(only)))) && !(c->final && j->divide)) { /* plain copy */
+  if (c->nops == 1 && !(wide && (c->out_wide || (only && wide_in(only)))) && !(c->final && call->divide)) { /* plain copy */
     const int64_t *const in = only;
-    const size_t bytes = (size_t)(n * j->item);
-    char *const store = c->store ? c->store + first * j->item : NULL;
-    const char *from = !in ? c->local + first * j->item : slot_in(in, slot);
+    const size_t bytes = (size_t)(n * call->item);
+    char *const store = c->store ? c->store + first * call->item : NULL;
+    const char *from = !in ? c->local + first * call->item : slot_in(in, slot);
     if (in && exported(in)) {
       char *const to = store ? store : (char *)c->outs[1] + out_slot;
-      if (!pull(j, in, first * j->item, to, (int64_t)bytes)) return 0;
+      if (!pull(call, in, first * call->item, to, (int64_t)bytes)) return 0;
       from = to;
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       if ((char *)p[1] + out_slot != from) copy((char *)p[1] + out_slot, from, bytes, 0);
-    if (store && store != from) copy(store, from, bytes, (int)j->stream);
+    if (store && store != from) copy(store, from, bytes, (int)call->nontemporal);
     return 1;
   }
   /* fold straight into the first slot (or the result) where no rounding comes between and no operand is overwritten */
-  const int direct = !wide && !(c->final && j->divide) && (c->nouts || c->nops == 2);
-  const int64_t piece = piece_of(j, c);
+  const int direct = !wide && !(c->final && call->divide) && (c->nouts || c->nops == 2);
+  const int64_t piece = piece_of(call, c);
   int64_t from = 0, to = piece ? 0 : n; /* what has been read ahead */
   for (int64_t at = 0, m; at < n; at += m) {
     if (at == to) {
       from = at, to = n - at < piece ? n : at + piece;
-      if (!read_ahead(j, c, first + from, to - from, piece)) return 0;
+      if (!read_ahead(call, c, first + from, to - from, piece)) return 0;
     }
     m = to - at < BLOCK ? to - at : BLOCK;
     const char *value = NULL;
     char *const slot0 = c->nouts ? (char *)c->outs[1] + out_slot + at * out_item : NULL;
-    char *const store = c->store ? c->store + (first + at) * j->item : NULL;
+    char *const store = c->store ? c->store + (first + at) * call->item : NULL;
     char *const acc = !direct ? buffer : slot0 ? slot0 : store;
     for (int64_t i = 0; i < c->nops; i++) {
       const int64_t *in = c->fold[i] < 0 ? NULL : c->ins + IN * c->fold[i];
-      const int64_t item = in && wide_in(in) ? j->acc : j->item;
+      const int64_t item = in && wide_in(in) ? call->acc : call->item;
       const char *x = !in        ? c->local + (first + at) * item
                       : exported(in) ? pieces + (c->fold[i] * piece + at - from) * item
                                  : slot_in(in, slot) + at * item;
-      if (wide && item == j->item) {
-        widen((int)j->dtype, (float *)(i ? wider : buffer), (const uint16_t *)x, m);
+      if (wide && item == call->item) {
+        widen((int)call->dtype, (float *)(i ? wider : buffer), (const uint16_t *)x, m);
         x = i ? wider : buffer;
       }
-      if (i) combine((int)j->dtype, (int)j->op, acc, value, x, m);
+      if (i) combine((int)call->dtype, (int)call->op, acc, value, x, m);
       value = i ? acc : x;
     }
-    if (c->final && j->divide) {
-      divide((int)j->dtype, buffer, value, j->divide, m);
+    if (c->final && call->divide) {
+      divide((int)call->dtype, buffer, value, call->divide, m);
       value = buffer;
     }
     const char *rounded = value;
     if (wide && !(c->out_wide && !c->store)) {
-      narrow((int)j->dtype, (uint16_t *)out16, (const float *)value, m);
+      narrow((int)call->dtype, (uint16_t *)out16, (const float *)value, m);
       rounded = out16;
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       if (o || !direct)
         copy((char *)p[1] + out_slot + at * out_item, c->out_wide ? value : rounded, (size_t)(m * out_item), 0);
-    if (store && store != value) copy(store, rounded, (size_t)(m * j->item), (int)j->stream);
+    if (store && store != value) copy(store, rounded, (size_t)(m * call->item), (int)call->nontemporal);
   }
   return 1;
 }
 
 /* The first flag that chunk k of a stage still waits for; NULL if it is ready. */
-static flag_t *lacking(const call_t *j, const stage_t *c, int64_t k) {
-  const uint64_t want = j->base + (uint64_t)k + 1, ahead = c->nops ? (uint64_t)j->depth : 0;
+static flag_t *lacking(const call_t *call, const stage_t *c, int64_t k) {
+  const uint64_t want = call->base + (uint64_t)k + 1, ahead = c->nops ? (uint64_t)call->depth : 0;
   for (int64_t i = 0; i < c->nins; i++)
     if (c->ins[IN * i] && get((flag_t *)c->ins[IN * i]) < want)
       return (flag_t *)c->ins[IN * i + (c->ins[IN * i + IN_TAIL] ? IN_HEAD : IN_SLOTS)];
@@ -156,54 +156,54 @@ static flag_t *lacking(const call_t *j, const stage_t *c, int64_t k) {
 }
 
 /* Do chunk k of a stage and raise its flags. Returns 0 if the memory of another process could not be read. */
-static int advance(call_t *j, stage_t *c, int64_t *p) {
+static int advance(call_t *call, stage_t *c, int64_t *p) {
   const int64_t k = p[DONE_CHUNKS];
-  const uint64_t flag = j->base + (uint64_t)k + 1;
+  const uint64_t flag = call->base + (uint64_t)k + 1;
   if (c->nops) {
-    if (!step(j, c, k)) return 0;
-    streamed();
+    if (!step(call, c, k)) return 0;
+    fence_nontemporal();
     for (int64_t i = 0; i < c->nheads; i++) set((flag_t *)c->heads[i], flag);
     for (int64_t o = 0, *q = c->outs; o < c->nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], flag);
     for (int64_t i = 0; i < c->nins; i++)
       if (c->ins[IN * i + IN_TAIL]) set((flag_t *)c->ins[IN * i + IN_TAIL], flag);
   }
   p[DONE_CHUNKS] = k + 1;
-  j->left -= (k + 1) * c->chunk >= c->count;
-  j->moved++;
+  call->left -= (k + 1) * c->chunk >= c->count;
+  call->moved++;
   return 1;
 }
 
 /* The same in a traced call; before it, the rank may have waited for the peer whose flag the row lacked. */
-static int advance_traced(call_t *j, stage_t *c, int64_t *p, int64_t row) {
-  trace_t *const t = j->trace;
-  int64_t *const timing = j->timing + TIMING * row;
-  if (t->waiting) waited(t, EVENT_WAIT, now_ns(), j->program, row, ((flag_t *)timing[LACKED] - j->calls) / j->stride);
+static int advance_traced(call_t *call, stage_t *c, int64_t *p, int64_t row) {
+  trace_t *const t = call->trace;
+  int64_t *const timing = call->timing + TIMING * row;
+  if (t->waiting) waited(t, EVENT_WAIT, now_ns(), call->program, row, ((flag_t *)timing[LACKED] - call->calls) / call->stride);
   const int64_t k = p[DONE_CHUNKS], start = t->last;
-  if (!advance(j, c, p)) return 0;
+  if (!advance(call, c, p)) return 0;
   if (!c->nops) return 1;
   t->last = now_ns();
   timing[BUSY] += t->last - start;
-  record(t, EVENT_CHUNK, start, t->last, j->program, row, k);
+  record(t, EVENT_CHUNK, start, t->last, call->program, row, k);
   return 1;
 }
 
 /* Begin all stages, and fill the slots that depend on nobody: on what this rank sends, before it knows that the others send the same. The
  * user's receive buffer is not touched here. */
-static void fill(call_t *j, int64_t *rows) {
+static void fill(call_t *call, int64_t *rows) {
   int64_t *p = rows;
   stage_t c;
-  j->left = j->stages;
-  for (int64_t i = 0; i < j->stages; i++) {
-    int64_t *next = decode(j, p, &c);
+  call->left = call->stages;
+  for (int64_t i = 0; i < call->stages; i++) {
+    int64_t *next = decode(call, p, &c);
     p[DONE_CHUNKS] = 0;
     p = next;
   }
   p = rows;
-  for (int64_t i = 0; i < j->stages; i++) {
-    int64_t *next = decode(j, p, &c);
+  for (int64_t i = 0; i < call->stages; i++) {
+    int64_t *next = decode(call, p, &c);
     if (c.nops && !c.nins && !c.store)
-      while (p[DONE_CHUNKS] < j->depth && p[DONE_CHUNKS] * c.chunk < c.count)
-        (void)(j->trace ? advance_traced(j, &c, p, i) : advance(j, &c, p));
+      while (p[DONE_CHUNKS] < call->depth && p[DONE_CHUNKS] * c.chunk < c.count)
+        (void)(call->trace ? advance_traced(call, &c, p, i) : advance(call, &c, p));
     p = next;
   }
 }

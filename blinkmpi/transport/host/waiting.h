@@ -14,7 +14,7 @@
 #endif
 
 /* How a wait, or a call, ended. */
-enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6, NETWORK = 7, ELSEWHERE = 8 };
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6, NETWORK = 7, REMOTE_DIFFERS = 8 };
 
 typedef _Atomic uint64_t flag_t;
 

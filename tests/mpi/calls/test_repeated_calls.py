@@ -337,7 +337,7 @@ class OnStream:
 
     def start(self, seq: int) -> None:
         self.seq, self.behind = seq, self._begun.Test()
-        self._host.records.announce_elsewhere(seq, *self._host.records.encode(Called("it")), 20.0)
+        self._host.records.announce_kernel(seq, *self._host.records.encode(Called("it")), 20.0)
 
 
 @mpi(ranks=(2,), timeout=60)

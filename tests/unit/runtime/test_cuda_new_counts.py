@@ -112,7 +112,7 @@ def with_calls(work: Callable[[CudaContext, CountingGpu, CudaCalls], Any], n: in
         context = CudaContext(comm, gpu, topology, plans, emulated=False, say=lambda text, level: None)  # type: ignore[arg-type]
         if comm.rank != 1:
             return None
-        records = SimpleNamespace(encode=lambda called: encode(called, 1000), announce_elsewhere=lambda *_: None)
+        records = SimpleNamespace(encode=lambda called: encode(called, 1000), announce_kernel=lambda *_: None)
         told: list[dict[Any, tuple[int, int]]] = []  # what is counted
         recorder = SimpleNamespace(tally=lambda moved: SimpleNamespace(add=lambda: told.append(moved)), told=told)
         host: Any = SimpleNamespace(records=records, peers=None, recorder=recorder)

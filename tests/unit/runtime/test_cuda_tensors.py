@@ -125,12 +125,12 @@ def test_what_is_launched_is_what_binding_it_anew_would_give(name: str, algo: st
     def work(context: CudaContext, gpu: CountingGpu, calls: CudaCalls) -> None:
         bound(calls, prepare, args(A, B)).start(7)  # whose number must not be in what is made of it
         made = gpu.made
-        moved = calls.elsewhere(signature(prepare, args(C, D)))
+        moved = calls.rebound(signature(prepare, args(C, D)))
         assert moved is not None
         assert gpu.made == made, "nothing is made anew"
         calls.by_signature.clear()
         assert launched(moved) == launched(bound(calls, prepare, args(C, D)))
-        again = calls.elsewhere(signature(prepare, args(A, B)))
+        again = calls.rebound(signature(prepare, args(A, B)))
         assert again is not None
         assert launched(again)[0] != launched(moved)[0], "each has arguments of its own"
 
@@ -143,26 +143,24 @@ def test_what_is_not_alike_is_bound_anew(monkeypatch: pytest.MonkeyPatch) -> Non
     def work(context: CudaContext, gpu: CountingGpu, calls: CudaCalls) -> None:
         bound(calls, allreduce, args(A, B))
         other = Tensor(C), Tensor(D, COUNT), MPI.MAX
-        assert calls.elsewhere(signature(allreduce, other)) is None, "another operation"
-        assert calls.elsewhere(signature(allreduce, (Tensor(C, 9), Tensor(D, 9), MPI.SUM))) is None, "another count"
+        assert calls.rebound(signature(allreduce, other)) is None, "another operation"
+        assert calls.rebound(signature(allreduce, (Tensor(C, 9), Tensor(D, 9), MPI.SUM))) is None, "another count"
         integers = Tensor(C, dtype="torch.int32"), Tensor(D, dtype="torch.int32"), MPI.SUM
-        assert calls.elsewhere(signature(allreduce, integers)) is None, "another type of as many bytes"
-        assert calls.elsewhere(signature(allreduce, CALLS["in place"][1](C, D))) is None
-        assert calls.elsewhere(signature(allreduce, (same := Tensor(C), same, MPI.SUM))) is None
-        assert calls.elsewhere(signature(allreduce, args(C, C + 4))) is None, "they overlap, which is an error"
-        assert calls.elsewhere(signature(allreduce, args(C, C + 4 * COUNT))) is not None, "side by side"
+        assert calls.rebound(signature(allreduce, integers)) is None, "another type of as many bytes"
+        assert calls.rebound(signature(allreduce, CALLS["in place"][1](C, D))) is None
+        assert calls.rebound(signature(allreduce, (same := Tensor(C), same, MPI.SUM))) is None
+        assert calls.rebound(signature(allreduce, args(C, C + 4))) is None, "they overlap, which is an error"
+        assert calls.rebound(signature(allreduce, args(C, C + 4 * COUNT))) is not None, "side by side"
         scatter, within = CALLS["into the own block"]
         bound(calls, scatter, within(A, B))
         for at in (own_block(C, 0), own_block(C + 4)):
-            assert calls.elsewhere(signature(scatter, (Tensor(C), at, "sum"))) is None, "another overlap"
-        assert calls.elsewhere(signature(scatter, (Tensor(C), own_block(D), "sum"))) is not None, "apart"
+            assert calls.rebound(signature(scatter, (Tensor(C), at, "sum"))) is None, "another overlap"
+        assert calls.rebound(signature(scatter, (Tensor(C), own_block(D), "sum"))) is not None, "apart"
         context.transport.regions.ref = lambda at, nbytes: 1 << 48 if at >= D else 0  # type: ignore[method-assign]
-        assert calls.elsewhere(signature(allreduce, args(C, D))) is None, (
-            "one of them is registered, the first one's not"
-        )
-        assert calls.elsewhere(signature(allreduce, args(B, C))) is not None
+        assert calls.rebound(signature(allreduce, args(C, D))) is None, "one of them is registered, the first one's not"
+        assert calls.rebound(signature(allreduce, args(B, C))) is not None
         monkeypatch.setattr(gpu, "why_not_here", lambda at: "it lies on GPU 7" if at == C else "")
-        assert calls.elsewhere(signature(allreduce, args(B, C))) is None, "on another GPU, which is an error"
+        assert calls.rebound(signature(allreduce, args(B, C))) is None, "on another GPU, which is an error"
 
     with_calls(work, N)
 

@@ -67,13 +67,13 @@ class Node:
         struct = native.CallStruct()
         place(struct, self.windows[rank])  # type: ignore[arg-type]
         table, body = self.memories[rank].table(moves), np.zeros(8, np.uint8)
-        elsewhere = np.zeros(2, np.uint64)
+        in_kernels = np.zeros(2, np.uint64)
         struct.one_shot, struct.spins, struct.timeout_ns, struct.print = 1, 2, int(timeout_s * 1e9), 77
         struct.send, struct.recv = (0 if a is None else a.ctypes.data for a in (send, recv))
-        struct.blocks, struct.elsewhere = table.ctypes.data, elsewhere.ctypes.data
+        struct.blocks, struct.in_kernels = table.ctypes.data, in_kernels.ctypes.data
         struct.body, struct.body_bytes = body.ctypes.data, 8
         self.code.blink_sum_lengths(native.address(struct))
-        return struct, (table, body, elsewhere, send, recv)
+        return struct, (table, body, in_kernels, send, recv)
 
     def run(self, calls: Sequence[Any], timeout_s: float = 60.0) -> list[int]:
         """Make a call on all ranks that have one; gives what C said of each."""

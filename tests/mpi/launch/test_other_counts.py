@@ -1,0 +1,130 @@
+"""Calls on streams that differ in their counts alone: C has them fit, and they are what Python would launch."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from blinkmpi.errors import PeerLost
+from blinkmpi.runtime.cuda.repeating import CountedLaunch
+from tests.harness import mpi
+from tests.mpi.launch.test_launches import STREAM, gpu_job, made_by_c, torch, transport_of
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no DLPack exchange API"
+)
+
+LONGEST = 20_000
+COUNTS = [*range(5000, 5600, 100), 4097, 8192, 8193, 4096, *range(16, 20), 5001, 5000, 16_384, 12_345, 12_346]
+WORDS = 24  # of a kernel's arguments: all have as many
+ALGOS = ("onehop/ll16_one_shot", "onehop/ll128_two_shot", "onehop/direct", "trees", "chain")
+
+
+@mpi(ranks=(2,), timeout=120)
+def test_c_launches_what_python_launches(comm: MPI.Intracomm) -> None:
+    """Counts of one row and of others, in turn, at other addresses: word by word, and as the statistics have it."""
+    n, sent, got = comm.size, torch.zeros(LONGEST), torch.zeros(2 * LONGEST)
+
+    def calls(ours: blinkmpi.Communicator) -> Iterator[Callable[[], None]]:
+        for i, count in enumerate(COUNTS):
+            x, y = sent[i : i + count], got[i : i + count]
+            yield partial(ours.Allreduce, x, y, stream=STREAM)
+            yield partial(ours.Allreduce, MPI.IN_PLACE, y, MPI.MAX, stream=STREAM)
+            yield partial(ours.Bcast, y, root=n - 1, stream=STREAM)
+            yield partial(ours.Reduce, x, y if comm.rank == 0 else None, stream=STREAM)
+            yield partial(ours.Allgather, x, got[i : i + n * count], stream=STREAM)
+            yield partial(ours.Reduce_scatter_block, got[: n * count], sent[:count], stream=STREAM)
+
+    def log(algo: str, executor: str, register: bool) -> tuple[list[Any], int]:
+        with gpu_job(comm, f"allreduce:{algo}", executor=executor) as (ours, driver):
+            driver["words"] = WORDS
+            found: list[Any] = []
+            made, transport = 0, transport_of(ours)
+            if register:
+                ours.register(sent)
+                ours.register(got)
+            for call in calls(ours):
+                before = driver["launches"]
+                made += made_by_c(ours, call)
+                for back in range(driver["launches"] - before):
+                    *shape, words = driver.last(back)
+                    words[transport.n] = 0  # the address of the report, which is real memory
+                    found.append((*shape, words))
+                sequence = ours._dispatcher().sequence
+                found.append((sequence.seq, sequence.host.records.fingerprint(sequence.seq)))
+            moved = ours.stats()
+            return [*found, moved.collectives, moved.protocols, moved.trees], made
+
+    for algo in ALGOS:
+        register = "direct" in algo
+        by_python, none = log(algo, "numpy", register)
+        by_native, some = log(algo, "c", register)
+        assert none == 0
+        assert some >= 3 * len(COUNTS), some
+        assert by_native == by_python, algo
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_few_python_functions(comm: MPI.Intracomm) -> None:
+    """Time differs from machine to machine; this number does not."""
+    x, y = torch.zeros(LONGEST), torch.zeros(LONGEST)
+    for algo in ("onehop/ll16_one_shot", "trees"):
+        with gpu_job(comm, f"allreduce:{algo}") as (ours, _):
+            for count in (5000, 5001, 5002):
+                ours.Allreduce(x[:count], y[:count], stream=STREAM)
+            comm.Barrier()
+            called, here, there = itertools.count(), x[:6000], y[:6000]
+            sys.setprofile(lambda frame, event, arg: next(called) if event == "call" else None)  # noqa: B023
+            ours.Allreduce(here, there, stream=STREAM)
+            sys.setprofile(None)
+            found = ours._dispatcher().repeated.last_launch
+            assert found is not None
+            assert found[1] == ours._dispatcher().sequence.seq
+            assert found[0].text == "allreduce(6000 x float32, op sum) in GPU memory"
+            assert next(called) <= 32
+            comm.Barrier()
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_an_interrupt_while_a_kernel_is_fit(comm: MPI.Intracomm) -> None:
+    """It is raised, no call is made, and the communicator is dead for all."""
+    x = torch.zeros(LONGEST)
+    with gpu_job(comm, "allreduce:onehop/ll16_one_shot") as (ours, driver):
+        call = partial(ours.Allreduce, MPI.IN_PLACE, stream=STREAM)
+        for count in (5000, 5001, 5002):
+            call(x[:count])
+        comm.Barrier()
+        launches = driver["launches"]
+        if comm.rank == 0:
+            stopped = mock.patch.object(CountedLaunch, "fit", side_effect=KeyboardInterrupt)
+            with stopped, pytest.raises(KeyboardInterrupt):
+                call(x[:6000])
+        with pytest.raises(PeerLost):
+            ours.Barrier()
+        assert driver["launches"] == launches
+        ours.free()
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_the_table_may_be_forgotten_meanwhile(comm: MPI.Intracomm) -> None:
+    """By another thread, while Python fits the kernel: then Python makes the call."""
+    x, fit = torch.zeros(LONGEST), CountedLaunch.fit
+    with gpu_job(comm) as (ours, _):
+        call = partial(ours.Allreduce, MPI.IN_PLACE, stream=STREAM)
+        for count in (5000, 5001, 5002):
+            call(x[:count])
+
+        def forgetting(launch: CountedLaunch, count: int) -> None:
+            ours._dispatcher().binder.forget()
+            fit(launch, count)
+
+        with mock.patch.object(CountedLaunch, "fit", forgetting):
+            assert not made_by_c(ours, partial(call, x[:6000]))
+        assert not made_by_c(ours, partial(call, x[:6001]))
+        assert made_by_c(ours, partial(call, x[:6002]))
