@@ -110,12 +110,16 @@ class CudaContext:
         """What makes the programs of all calls that differ from this one in their counts alone, if there is any."""
         return self._templates.of(call, rule) if self._templates else None
 
-    def chunk_search(self, call: Call, *, registered: bool) -> ChunkSearch | None:
-        """What looks for the chunk of a call; None where it is measured, or does not matter, or nobody may wait."""
+    def chunk_search(self, call: Call, *, registered: bool, rule: Rule | None = None) -> ChunkSearch | None:
+        """What looks for the chunk of a call; None where it is measured, or does not matter, or nobody may wait.
+
+        Args:
+            rule: the row of the table that it takes, if that is known.
+        """
         nbytes = call.nbytes
         if nbytes < TUNED_FROM or self.here or not self.searches:
             return None
-        rule = self.rule(call, registered=registered)
+        rule = rule or self.rule(call, registered=registered)
         if rule.protocol != "slots" or rule.reason == MEASURED:
             return None
         key = (call.collective, call.root, nbytes.bit_length(), registered)
@@ -136,7 +140,7 @@ class CudaContext:
     def taken(self, call: Call, *, registered: bool, captured: bool = False) -> Rule:
         """The row of the table that a call takes, with the chunk that was found for it, or that is tried next."""
         rule = self.rule(call, registered=registered)
-        search = self.chunk_search(call, registered=registered)
+        search = self.chunk_search(call, registered=registered, rule=rule)
         if search is None:
             return rule
         return msgspec.structs.replace(rule, chunk_bytes=search.best if captured else search.chunk)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ...errors import DeviceError
 from ...transport.announcement import ON_GPU, Called
-from ...transport.control_pages import CONTROL
+from ...transport.control_pages import BODY, CONTROL
 from ...transport.cuda.kernel_layout import fingerprint_at
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied, moving, name_call
 from ...transport.cuda.transport import LAST, ORDER
@@ -78,9 +78,10 @@ class CountedLaunch(Launch):
         super().__init__(call)
         self._kernel, self._call, self._records = copied(call.kernel), call.call, call.host.records
         self._starts = call.history.started.of_counts(call.call, call.kernel.protocol)
-        self._body = call.record
+        self._body = ctypes.create_string_buffer(call.record, BODY)
         least, most = counts
         numbers = {
+            "body": ctypes.addressof(self._body),
             "words[0]": ctypes.addressof(self._kernel.args), "starts": ctypes.addressof(self._starts.starts),
             "elements": call.call.counts[0], "least": least, "most": most,
         }  # fmt: skip
@@ -97,9 +98,10 @@ class CountedLaunch(Launch):
         name_call(kernel, call.n, text)
         assert kernel.fit is not None
         kernel.fit(kernel, call)
-        struct.fingerprint, self._body = self._records.encode(Called(self.text))
+        struct.fingerprint, body = self._records.encode(Called(self.text))
+        ctypes.memmove(self._body, body, len(body))
         setattr(struct, "grid[0]", kernel.grid)
-        struct.body, struct.body_bytes, struct.nbytes = _at(self._body), len(self._body), call.nbytes
+        struct.body_bytes, struct.nbytes = len(body), call.nbytes
         self._starts.turn_to(call)
         self._call, struct.elements = call, count
 

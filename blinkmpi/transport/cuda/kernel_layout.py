@@ -44,7 +44,7 @@ CHANNEL = ("slots", "head", "tail", "peer", "link_clock", "link_ns_per_mib")
 def common_arguments(symmetric: Sequence[int], report: int, fingerprint: int, rank: int, divisor: int) -> list[int]:
     """``CommonArguments``, without what :func:`fill_call` sets for each call."""
     given = {"report": report, "fingerprint": fingerprint, "rank": rank, "divisor": divisor}
-    return [*symmetric, *(given.get(name, 0) for name in COMMON)]
+    return [*symmetric, *[given.get(name, 0) for name in COMMON]]
 
 
 def common_words(n: int) -> int:

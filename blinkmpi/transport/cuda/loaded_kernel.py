@@ -192,10 +192,6 @@ class LoadedTemplate:
         stages = tuple((s.tree, kinds[s.local], kinds[s.store]) for s in template.program.of(rank))
         return cls(template, kernel, begin, stages, times := scale(template.call), item_bytes(template.call)[0] * times)
 
-    def sized(self, call: Call, text: str) -> LoadedKernel | None:
-        """The kernel with the arguments for a call."""
-        return for_call(self.kernel, call, text, self.fit) if self.kernel is not None else None
-
     def fit(self, loaded: LoadedKernel, call: Call) -> None:
         """Give the kernel the arguments for a call."""
         words = self.words(call)

@@ -181,11 +181,11 @@ class CudaTransport:
 
     def load_sized(self, loaded: LoadedTemplate, call: Call, text: str) -> LoadedKernel:
         """The kernel of a call of a template; nothing is compiled, allocated or copied."""
-        sized = loaded.sized(call, text)
-        if sized is None:
-            sized = self._idle(call, text)
-            sized.fit = lambda _loaded, _call: None
-        return sized
+        if loaded.kernel is not None:
+            return for_call(loaded.kernel, call, text, loaded.fit)
+        idle = self._idle(call, text)
+        idle.fit = lambda _loaded, _call: None
+        return idle
 
     def _load_stages(
         self, program: Program, text: str, ctas: int, in_host_memory: Collection[int],
