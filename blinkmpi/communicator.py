@@ -155,7 +155,7 @@ class Communicator(Planned, GuardedIntracomm):
 
     def Dup(self, info: MPI.Info | None = None) -> Communicator:
         """A duplicate, which opens at its first call of ours, as all communicators do that are made from this one."""
-        return cast(Communicator, self._made("Dup()", super().Dup, info))
+        return cast(Communicator, self._made("Dup()", MPI.Intracomm.Dup, info))
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Communicator, MPI.Request]:
         """As :meth:`Dup`; complete when it returns, because all ranks meet before."""
@@ -168,23 +168,23 @@ class Communicator(Planned, GuardedIntracomm):
 
     def Clone(self) -> Communicator:
         """As :meth:`Dup`."""
-        return cast(Communicator, self._made("Clone()", super().Clone))
+        return cast(Communicator, self._made("Clone()", MPI.Intracomm.Clone))
 
     def Dup_with_info(self, info: MPI.Info) -> Communicator:
         """As :meth:`Dup`."""
-        return cast(Communicator, self._made("Dup_with_info()", super().Dup_with_info, info))
+        return cast(Communicator, self._made("Dup_with_info()", MPI.Intracomm.Dup_with_info, info))
 
     def Split(self, color: int = 0, key: int = 0) -> MPI.Intracomm:
         """One communicator per colour; COMM_NULL (of mpi4py) for ``MPI.UNDEFINED``."""
-        return self._made("Split()", super().Split, color, key)
+        return self._made("Split()", MPI.Intracomm.Split, color, key)
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Intracomm:
         """One communicator per kind of neighbourhood."""
-        return self._made("Split_type()", super().Split_type, split_type, key, info)
+        return self._made("Split_type()", MPI.Intracomm.Split_type, split_type, key, info)
 
     def Create(self, group: MPI.Group) -> MPI.Intracomm:
         """The communicator of a group; called by all ranks."""
-        return self._made("Create()", super().Create, group)
+        return self._made("Create()", MPI.Intracomm.Create, group)
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
         """The communicator of a group; called by its members."""
@@ -217,11 +217,12 @@ class Communicator(Planned, GuardedIntracomm):
 
     def __del__(self) -> None:
         """Give back what this process alone can; MPI's own communicators stay until MPI ends, as mpi4py's do."""
-        if sys.is_finalizing() or in_child():
+        child, blink = self._child, self._blink or self._ready
+        if (child is None and blink is None) or sys.is_finalizing() or in_child():
             return
-        if self._child is not None:
-            self._child.thread.end()
-        if (blink := self._blink or self._ready) is not None:
+        if child is not None:
+            child.thread.end()
+        if blink is not None:
             blink.drop()
 
     def __reduce__(self) -> NoReturn:
@@ -249,20 +250,28 @@ class Communicator(Planned, GuardedIntracomm):
         own()
 
     def _enter(self, what: str) -> None:
-        if self._initialised():
+        if self._blink is not None:
+            self._blink.sequence.meet(what)
+        elif self._initialised():
             self._dispatcher().sequence.meet(what)
 
     def _made(self, what: str, make: Callable[..., MPI.Comm], *args: Any) -> MPI.Intracomm:
-        """A communicator of some of our ranks that MPI makes, once all have come."""
+        """A communicator of some of our ranks that MPI makes, once all have come; ``make`` is mpi4py's own method."""
         self._enter(what)
-        return self._adopt(what, make(*args))
+        return self._adopt(what, make(self, *args))
 
     def _adopt(self, what: str, comm: MPI.Comm) -> MPI.Intracomm:
         """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""
-        if comm == MPI.COMM_NULL or not self._initialised():
+        if not comm:
             return cast(MPI.Intracomm, comm)
-        unopened, child = self._unopened(), MPI.Intracomm.__new__(Communicator, comm)
-        parent = self.context.parent if unopened is None else unopened.as_parent
+        if self._blink is not None:
+            parent = self._blink.context.parent
+        elif not self._initialised():
+            return GuardedIntracomm(cast(MPI.Intracomm, comm))
+        else:
+            unopened = self._unopened()
+            parent = self.context.parent if unopened is None else unopened.as_parent
+        child = MPI.Intracomm.__new__(Communicator, comm)
         child._blink, child._child = None, Child(parent, MPI.Intracomm(comm), what)
         return child
 
@@ -303,6 +312,7 @@ class Communicator(Planned, GuardedIntracomm):
 
     def _unopened(self) -> Child | None:
         child = self._child
-        if child is not None and not child.thread.busy and self._ready is not None:
-            self._opened(None)
-        return self._child
+        if child is None or self._ready is None or child.thread.busy:
+            return child
+        self._opened(None)
+        return None
