@@ -1,8 +1,9 @@
 """Host time of GPU calls that are only enqueued: ``mpirun -np 2 python benchmarks/host_time.py -o FILE``.
 
 An AllReduce in place on CuPy arrays and on torch tensors, of ours and of torch's NCCL group, in the same processes and
-in turn: how long the host needs to put one on its stream. Calls of the same tensor again and again, and calls of
-tensors that no call has seen yet, at other addresses: each after a wait for all before it, and one behind another.
+in turn: how long the host needs to put one on its stream. Calls of the same tensor again and again; calls of tensors
+that no call has seen yet, at other addresses: each after a wait for all before it, and one behind another; and calls of
+counts that no call has had, one behind another.
 Writes each number as the largest of all ranks' medians. Ranks that share a GPU (``BLINKMPI_RANKS_PER_GPU``) have no
 NCCL, which refuses that; its columns are then not measured.
 """
@@ -26,6 +27,7 @@ ITEM = {"float32": 4, "bfloat16": 2}
 CALLS, REPEATS, FRESH = 50, 9, 48  # enqueued at a time, which no queue of launches keeps waiting; times; new tensors
 WARMUP = 20  # calls, after which the chunks of this size are found
 MICRO = 1e6
+TIMES = ("again_us", "new_us", "row_us", "count_us")
 NCCL = "NCCL group"
 
 
@@ -87,6 +89,11 @@ def row_us(world: Any, stream: Any, call: Call, tensors: Sequence[Any]) -> float
     return float(max(world.allgather(took)))
 
 
+def of_counts(tensor: Any, *, less: int = 0) -> list[Any]:
+    """Parts of a tensor that are shorter by 1, 2, ... elements and so many more."""
+    return [tensor[: len(tensor) - less - i] for i in range(1, FRESH + 1)]
+
+
 def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each type and size, and the facts of the job."""
     import cupy
@@ -110,13 +117,21 @@ def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]
     }
     rows: list[dict[str, Any]] = []
     for dtype, nbytes in itertools.product(("float32", "bfloat16"), SIZES):
-        row: dict[str, Any] = {"dtype": dtype, "bytes": nbytes, "again_us": {}, "new_us": {}, "row_us": {}}
+        row: dict[str, Any] = {
+            "dtype": dtype,
+            "bytes": nbytes,
+            "again_us": {},
+            "new_us": {},
+            "row_us": {},
+            "count_us": {},
+        }
         with torch.cuda.stream(stream), on_cupy:
             for name, call in ways.items():
                 if name.startswith("CuPy") and dtype != "float32":  # which CuPy does not have
                     continue
                 if name == NCCL and group is None:
-                    row["again_us"][name] = row["new_us"][name] = row["row_us"][name] = None
+                    for key in TIMES:
+                        row[key][name] = None
                     continue
                 new = torch.zeros((2 * FRESH + 1, nbytes // ITEM[dtype]), dtype=getattr(torch, dtype), device="cuda")
                 tensors = [*map(cupy.from_dlpack, new)] if name.startswith("CuPy") else [*new]
@@ -125,9 +140,16 @@ def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]
                 row["again_us"][name] = host_us(world, stream, call, tensors[0])
                 row["new_us"][name] = new_us(world, stream, call, tensors[1 : FRESH + 1])
                 row["row_us"][name] = row_us(world, stream, call, tensors[FRESH + 1 :])
+                for part in of_counts(tensors[0])[:3]:
+                    call(part)
+                row["count_us"][name] = row_us(world, stream, call, of_counts(tensors[0], less=3))
                 new.fill_(world.rank + 1.0)
                 call(tensors[1])
-                right = bool((new[1] == world.size * (world.size + 1) / 2).all())
+                shorter = of_counts(tensors[2], less=FRESH)[0]
+                call(shorter)
+                total = world.size * (world.size + 1) / 2
+                right = all(bool((sums == total).all()) for sums in (new[1], new[2][: len(shorter)]))
+                right = right and bool((new[2][len(shorter) :] == world.rank + 1.0).all())
                 row["wrong"] = row.get("wrong", 0) + world.allreduce(int(not right))
         rows.append(row)
         if world.rank == 0:
@@ -145,10 +167,10 @@ def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 def text_of(row: dict[str, Any], name: str) -> str:
     """The times of a row by one way."""
-    again, new, in_row = (row[key][name] for key in ("again_us", "new_us", "row_us"))
+    again, new, in_row, count = (row[key][name] for key in TIMES)
     if again is None:
         return f"{name} not measured"
-    return f"{name} {again:.1f} us (new {new:.1f}, in a row {in_row:.1f})"
+    return f"{name} {again:.1f} us (new {new:.1f}, in a row {in_row:.1f}, of another count {count:.1f})"
 
 
 def main() -> None:

@@ -102,13 +102,15 @@ def host_time_file(name: str, document: dict[str, Any]) -> str:
     lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="host_time.py")]
     theirs, rows = "NCCL group", document["results"]
     ways = [way for way in rows[0]["again_us"] if way != theirs]
-    cells = [cell for way in ways for cell in (f">{way}", ">ratio", ">new", ">ratio")]
-    lines += ["", *table_head("type", ">size", f">{label_of('nccl', document)}", ">new", *cells, ">wrong")]
+    calls = {"again_us": "", "new_us": "new", "count_us": "another count"}
+    named = [key for key in calls if key in rows[0]]
+    others = [f">{calls[key]}" for key in named[1:]]
+    cells = [cell for way in ways for other in (f">{way}", *others) for cell in (other, ">ratio")]
+    lines += ["", *table_head("type", ">size", f">{label_of('nccl', document)}", *others, *cells, ">wrong")]
     for row in rows:
-        again, new = row["again_us"], row["new_us"]
-        found = [row["dtype"], exact_size_text(row["bytes"]), us_text(again[theirs]), us_text(new[theirs])]
+        found = [row["dtype"], exact_size_text(row["bytes"]), *(us_text(row[key][theirs]) for key in named)]
         for way in ways:
-            for us in (again, new):
+            for us in (row[key] for key in named):
                 ratio = us[theirs] / us[way] if way in us and us[theirs] is not None else None
                 found += [us_text(us.get(way)), NONE if ratio is None else ratio_text(ratio)]
         lines.append(line([*found, str(row["wrong"])]))

@@ -40,7 +40,7 @@ ONE_SHOT_BYTES, LONGEST = 1 << 20, 1 << 40  # of calls of other counts: of those
 
 
 class Calls(Protocol):
-    """What is asked of the dispatcher of a communicator."""
+    """What is asked of what binds the calls of a communicator."""
 
     context: Context
     repeated: RepeatedCalls

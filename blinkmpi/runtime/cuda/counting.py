@@ -40,7 +40,7 @@ class Starts(ctypes.Structure):
 
 
 class CountedStarts:
-    """The starts of calls that differ in their counts alone, and of which the last few are the same call.
+    """The starts of calls that differ in their counts alone: those of one count, until another one comes.
 
     Args:
         add: takes what was counted of other calls.

@@ -41,7 +41,7 @@ class Group:
     """What ``comm.grouped()`` gives: calls within its ``with`` are made together when that ends.
 
     Args:
-        dispatcher: gives that of the communicator; ArgumentError if it is freed.
+        dispatcher: gives what makes the calls of the communicator; ArgumentError if it is freed.
 
     Attributes:
         begins: whether they are only begun there, which is for host memory; ``request`` is then what to wait for.
