@@ -8,13 +8,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ...planning.plan import Rule
 from ...program.call import Call
-from ...program.template import Sizes
+from ...program.template import Sizes, Template
 from .call import CudaCall
 from .context import CudaContext
 from .repeating import Repeating
 
 TRIED = 8  # times that calls of a kind are offered to C in vain
+KNOWN = 256  # calls of a kind that Python makes before C is told of it again, which may have forgotten it
 
 
 class OtherCounts:
@@ -29,38 +31,34 @@ class OtherCounts:
         call = bound.call
         if not bound.places or bound.kernel.fit is None or not call.even or any(p and p.offset for p in bound.places):
             return
-        kind = replace(call, counts=()), Sizes.of(call).most, bound.stream, *bound.registered
+        buffers = zip(bound.registered, bound.places, strict=True)
+        registered = all(known for known, place in buffers if place is not None)
+        row = self._row(call, registered)
+        kind = replace(call, counts=()), Sizes.of(call).most, bound.stream, row, *bound.registered
         self._seen[kind] += 1
         if not 1 < self._seen[kind] <= TRIED:
             return
-        if self._repeating.keep_counts(bound, self._range(bound), method, args, stream):
-            self._seen[kind] = 0
+
+        def alike(count: int) -> bool:
+            return self._row(replace(call, counts=(count,) * len(call.counts)), registered) == row
+
+        count, most = call.counts[0], Sizes.of(call).most
+        counts = _farthest(count, most // 2 + 1, alike), _farthest(count, most, alike)
+        if self._repeating.keep_counts(bound, counts, method, args, stream):
+            self._seen[kind] = -KNOWN
 
     def forget(self) -> None:
         """What was offered is known no more."""
         self._seen.clear()
 
-    def _range(self, bound: CudaCall) -> tuple[int, int]:
-        """The least and the greatest count whose calls take the same row of the table, and one template if any."""
-        context, call = self._context, bound.call
-        buffers = zip(bound.registered, bound.places, strict=True)
-        registered = all(known for known, place in buffers if place is not None)
-        count, most = call.counts[0], Sizes.of(call).most
-
-        def of(count: int) -> Call:
-            return replace(call, counts=(count,) * len(call.counts))
-
+    def _row(self, call: Call, registered: bool) -> tuple[Rule, Template | None] | None:
+        """The row of the table that a call takes, and its template if any; None while its chunk is looked for."""
+        context = self._context
+        search = context.chunk_search(call, registered=registered)
+        if search is not None and not search.done:
+            return None
         rule = context.taken(call, registered=registered)
-        template = context.template(call, rule) if rule.protocol == "slots" else None
-
-        def alike(count: int) -> bool:
-            other = of(count)
-            search = context.chunk_search(other, registered=registered)
-            if (search is not None and not search.done) or context.taken(other, registered=registered) != rule:
-                return False
-            return template is None or context.template(other, rule) is template
-
-        return _farthest(count, most // 2 + 1, alike), _farthest(count, most, alike)
+        return rule, context.template(call, rule) if rule.protocol == "slots" else None
 
 
 def _farthest(count: int, end: int, alike: Callable[[int], bool]) -> int:

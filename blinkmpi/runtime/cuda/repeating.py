@@ -25,6 +25,8 @@ from .call import CudaCall
 from .context import CudaContext
 from .operands import OperandsInFlight
 
+RECENT = 64  # counts after which one is as new
+
 
 class Launch:
     """A call on a stream as launches.h takes it; it keeps what that names, and nothing of the communicator's.
@@ -79,6 +81,7 @@ class CountedLaunch(Launch):
         self._kernel, self._call, self._records = copied(call.kernel), call.call, call.host.records
         self._starts = call.history.started.of_counts(call.call, call.kernel.protocol)
         self._body = ctypes.create_string_buffer(call.record, BODY)
+        self._recent: dict[int, None] = {}  # counts that it was fit to
         least, most = counts
         numbers = {
             "body": ctypes.addressof(self._body),
@@ -88,8 +91,13 @@ class CountedLaunch(Launch):
         for name, number in numbers.items():
             setattr(self._struct, name, number)
 
-    def fit(self, count: int) -> None:
-        """Be the call of another count from now on."""
+    def fit(self, count: int) -> bool:
+        """Be the call of another count from now on; not of one that comes again: C knows such a call by itself soon."""
+        if count in self._recent:
+            return False
+        self._recent[count] = None
+        if len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
         struct, kernel, before = self._struct, self._kernel, self._call
         struct.elements = 0  # until all of it is done
         call = replace(before, counts=(count,) * len(before.counts))
@@ -104,6 +112,7 @@ class CountedLaunch(Launch):
         struct.body_bytes, struct.nbytes = len(body), call.nbytes
         self._starts.turn_to(call)
         self._call, struct.elements = call, count
+        return True
 
 
 class Repeating:

@@ -63,7 +63,7 @@ static int learn_elements(launch_t *l, const argument_t *const *arrays, int n) {
   return 1;
 }
 
-/* Fit the kernel to arrays, unless it is; 0 if they are of no such call, or that raises. */
+/* Fit the kernel to arrays, unless it is; 0 if they are of no such call, if Python does not want that, or if it raises. */
 static int fit_launch(const launch_t *l, PyObject *bound, const argument_t *const *arrays, int n) {
   const int64_t count = arrays[0]->elements / l->each[0];
   if (count < l->least || count > l->most) return 0;
@@ -74,7 +74,7 @@ static int fit_launch(const launch_t *l, PyObject *bound, const argument_t *cons
   PyObject *const done = number ? PyObject_CallMethodOneArg(bound, text_of[FIT], number) : NULL;
   Py_XDECREF(number);
   Py_XDECREF(done);
-  return done != NULL;
+  return done == Py_True;
 }
 
 /* ---- a call */
