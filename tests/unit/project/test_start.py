@@ -29,7 +29,7 @@ NO_RANK = (
     "blinkmpi.topology.importers", "blinkmpi.topology.probe", "blinkmpi.torch", "blinkmpi.transport.cuda.transport",
     "blinkmpi.trees.blink", "blinkmpi.trees.cluster", "blinkmpi.trees.exact", "blinkmpi.trees.on_links",
 )  # fmt: skip
-OURS, MOST = (130, 121), (213, 203)  # modules of blinkmpi, and of all: of rank 0, of others. A few more than now.
+OURS, MOST = (136, 127), (216, 206)  # modules of blinkmpi, and of all: of rank 0, of others. A few more than now.
 OPENED = """
 import json, sys
 import mpi4py, numpy
