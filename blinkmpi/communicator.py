@@ -267,7 +267,8 @@ class Communicator(Planned, GuardedIntracomm):
         if self._blink is not None:
             parent = self._blink.context.parent
         elif not self._initialised():
-            return GuardedIntracomm(cast(MPI.Intracomm, comm))
+            own = cast(MPI.Intracomm, comm)
+            return own if isinstance(own, GuardedIntracomm) else GuardedIntracomm(own)
         else:
             unopened = self._unopened()
             parent = self.context.parent if unopened is None else unopened.as_parent

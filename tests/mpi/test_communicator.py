@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError
+from blinkmpi.guarded import GuardedIntracomm
 from blinkmpi.runtime.inspection import choice, predict
 from blinkmpi.topology import machine, modify
 from tests.harness import mpi, run_ranks
@@ -129,6 +130,11 @@ def test_construction_and_end(comm: MPI.Intracomm) -> None:
 
     # mpi4py makes such objects without calling __init__: they are plain communicators
     plain = MPI.Intracomm.__new__(blinkmpi.Communicator, comm)
+    again, part = plain.Dup(), plain.Split(0, rank)
+    assert (type(again), type(part)) == (blinkmpi.Communicator, GuardedIntracomm), "as mpi4py's are of their own type"
+    assert again.allreduce(1) == part.allreduce(1) == comm.size
+    again.Free()
+    part.Free()
     got = np.zeros(2, np.int64)
     plain.Allreduce(np.full(2, rank), got)
     plain.Iallreduce(MPI.IN_PLACE, got, op="max").Wait()
