@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ class Dispatcher:
     def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, child: Child | None = None) -> None:
         self.context, self.child = Context(meet, options, child), child
         self.sequence = CallSequence(self.context)
+        self.sequence.owner = weakref.ref(self)
         self.repeated, enqueues = self.sequence.repeated, options.stream == "current"
         self.cuda: CudaCalls | None = None
         if self.context.gpus is not None:
@@ -104,8 +106,12 @@ class Dispatcher:
         request = self.repeated.begin(method, args, timeout_s) if stream is None else None
         if request is None:
             return self.start(method, args, timeout_s, stream)
-        request.of = self.sequence
+        request.of = self
         return request  # type: ignore[no-any-return]
+
+    def finish(self, left: tuple[Any, ...]) -> BaseException | None:
+        """Bring a non-blocking call to its end that C cannot; returns what it has raised."""
+        return self.sequence.finish(left)
 
     def start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
@@ -131,7 +137,7 @@ class Dispatcher:
         if alone is not None and self.binder.known_pending(alone, invocation):
             request = self.repeated.begin(method, args, timeout_s)
             if request is not None:
-                request.of = sequence
+                request.of = self
                 return request  # type: ignore[no-any-return]
         self.repeated.shut()  # until a call has waited for it
         begun, held = None, invocation

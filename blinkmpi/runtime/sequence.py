@@ -41,6 +41,7 @@ class CallSequence:
         repeated: the number of the last call, and the calls that C makes again by itself.
         thread: makes non-blocking calls that C cannot.
         dead: what has ended the communicator.
+        owner: gives what has all that calls work on, which MPI and peers may still do when the communicator is dead.
     """
 
     def __init__(self, context: Context) -> None:
@@ -48,6 +49,7 @@ class CallSequence:
         self.repeated, self.thread = RepeatedCalls(context.host.native, KEPT_CALLS), ProgressThread()
         self.dead: BaseException | None = None
         self._inside = 0  # the thread that makes a call through Python
+        self.owner: Callable[[], object] = lambda: None
         context.rendezvous.give_up = self.die
         context.rendezvous.check = lambda: self.host.raise_abort(self.seq)
         end_with_process(self)
@@ -291,9 +293,10 @@ class CallSequence:
             self.context.gpus.transport.abort()
         self.host.abort(self.dead)
         self.context.end_trace()
+        kept = self.owner()
         atexit.unregister(self._at_exit)
-        atexit.register(self._at_exit)
+        atexit.register(self._at_exit, kept)
 
-    def _at_exit(self) -> None:
+    def _at_exit(self, _kept: object) -> None:
         context = self.context
         context.ranks.leave(context.host, context.timeout_s, lambda: context.open_mpi_call, context.settings)

@@ -3,6 +3,7 @@
 import gc
 import inspect
 import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import ArgumentError, BlinkError
+from blinkmpi.errors import ArgumentError, BlinkError, PeerLost
 from blinkmpi.guarded import GuardedIntracomm
 from blinkmpi.runtime.inspection import choice, predict
 from blinkmpi.topology import machine, modify
@@ -100,6 +101,21 @@ def test_family(comm: MPI.Intracomm) -> None:
         ours.Barrier()
     assert ours == MPI.COMM_NULL
     comm.Barrier()  # the user's own communicator is as it was
+
+
+@mpi(ranks=(1,))
+def test_what_mpi_may_still_work_on_outlives_a_dead_communicator(comm: MPI.Intracomm) -> None:
+    """Messages between nodes may be under way from and to what its calls had."""
+    ours = blinkmpi.Communicator(comm)
+    x = np.ones(10)
+    ours.Allreduce(MPI.IN_PLACE, x)
+    dispatcher = ours._dispatcher()
+    parts = [weakref.ref(part) for part in (dispatcher.binder, dispatcher.context.host)]
+    for _ in range(2):
+        dispatcher.sequence.die(PeerLost("a peer is gone"))
+    del dispatcher, ours
+    gc.collect()
+    assert all(part() is not None for part in parts)
 
 
 @mpi(ranks=(4,))
