@@ -15,10 +15,10 @@ from .buffers import DelegatedToMPI
 from .calls_without_program import EntryCall, RefusedCall
 from .collectives import describe
 from .delegation import BY_A_PEER
+from .sequence import CallSequence, Fatal
 
 if TYPE_CHECKING:
     from .context import Context
-    from .sequence import CallSequence
 
 
 class DelegatedByPeer(DelegatedToMPI):
@@ -115,14 +115,8 @@ def _planned(sequence: CallSequence, ready: Prepared, timeout_s: float) -> Prepa
         sequence.seq -= 1
         return DelegatedByPeer(BY_A_PEER)
     began = time.monotonic()
-    try:
-        with context.rendezvous.doing(f"planning of {describe(call)}", timeout_s):
-            plans.add(call.collective, call.root)
-    except Exception:  # which all ranks know
-        raise
-    except BaseException as interrupt:
-        sequence.die(interrupt)
-        raise
+    with Fatal(sequence, Exception), context.rendezvous.doing(f"planning of {describe(call)}", timeout_s):
+        plans.add(call.collective, call.root)  # all ranks know what it raises
     seconds = time.monotonic() - began
     context.say(lambda: f"planned for {describe(call)} and the like in {seconds:.3f} s", "INFO")
     return ready

@@ -29,7 +29,7 @@ from ..topology.model import Topology
 from ..transport.host.capabilities import Known
 from ..transport.liveness import died_of
 from ..transport.network.bounded import Rendezvous
-from ..transport.network.exchanges import ABANDONED, BegunDup, BoundedComm
+from ..transport.network.exchanges import BegunDup, BoundedComm, ends_soon
 from ..transport.slow_waits import SlowWaits
 from ..util.lru import LRU
 from ..util.settings import LogOnce, Settings
@@ -191,12 +191,7 @@ def _numbers_of_all(child: Child, mine: int, timeout_s: float | None, turn: str)
     """Every rank's number; collective, and mostly through before anybody has to look at the clock."""
     own, all_of_them = np.array([mine]), np.empty(len(child.ranks), np.int64)
     request = child.comm.Iallgather(own, all_of_them)
-    try:
-        done = any(request.Test() for _ in range(AT_ONCE))
-    except BaseException:  # a signal's: MPI goes on writing there
-        ABANDONED.append((request, (own, all_of_them)))
-        raise
-    if not done:
+    if not ends_soon(request, (own, all_of_them), AT_ONCE):
         rendezvous = Rendezvous(child.first_call, timeout_s or child.usual_timeout_s, SlowWaits(child.parent.settings))
         comm = BoundedComm(child.comm, rendezvous, name=f"what was left, {turn}")
         comm.wait(request, (own, all_of_them))

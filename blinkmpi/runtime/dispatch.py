@@ -110,16 +110,16 @@ class Dispatcher:
         return request  # type: ignore[no-any-return]
 
     def finish(self, left: tuple[Any, ...]) -> BaseException | None:
-        """Bring a non-blocking call to its end that C cannot; returns what it has raised."""
+        """Bring a non-blocking call to its end that C cannot; returns what it has raised.
+
+        A request asks this, and not the sequence, for it keeps all that the call works on.
+        """
         return self.sequence.finish(left)
 
     def start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
-        earlier = self.sequence.come_in()
-        try:
+        with self.sequence.inside():
             return self._start(method, args, timeout_s, stream)
-        finally:
-            self.sequence.go_out(earlier)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         self.groups.refuse(f"I{method.name}")

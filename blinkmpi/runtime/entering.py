@@ -9,7 +9,7 @@ where there are no arguments to look at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from mpi4py import MPI
 
@@ -22,10 +22,7 @@ from ..transport.network.exchanges import Members
 from ..util.numbers import rank_of, whole
 from ..util.together import attempt, result_of
 from .calls_without_program import EntryCall, RefusedCall
-
-if TYPE_CHECKING:
-    from .sequence import CallSequence
-
+from .sequence import CallSequence, Fatal
 
 T = TypeVar("T")
 
@@ -68,8 +65,5 @@ def enter_group(sequence: CallSequence, what: str, group: MPI.Group, tag: int) -
     mine.Free()
     if MPI.UNDEFINED in ranks or context.rank not in ranks:
         return  # which is MPI's to refuse
-    try:
+    with Fatal(sequence):
         Members(context.mpi.private, Rendezvous(what, context.timeout_s, context.slow), ranks, tag).Barrier()
-    except BaseException as fatal:
-        sequence.die(fatal)
-        raise

@@ -37,8 +37,7 @@ class CallMaker:
     def make(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         """Make a call; with ``stream``, or on the current one if calls are so made, only put it there."""
         sequence = self.sequence
-        earlier = sequence.come_in()
-        try:
+        with sequence.inside():
             sequence.drain()
             if stream is None and (timeout_s is None or is_time(timeout_s)):
                 found = sequence.repeated.find(method, args)
@@ -46,8 +45,6 @@ class CallMaker:
                     self._make_host(found, method, args, timeout_s)
                     return
             self._make_bound(method, args, timeout_s, stream)
-        finally:
-            sequence.go_out(earlier)
 
     def _make_bound(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         sequence, cuda = self.sequence, self.cuda

@@ -73,7 +73,7 @@ _of_parent: list[object] = []  # in a forked child
 
 
 def end_with_process(sequence: Any) -> None:
-    """Settle what becomes of a communicator's calls when its process ends or its launcher, or a child is forked."""
+    """Decide what becomes of a communicator's calls when its process ends or its launcher, or a child is forked."""
     remove_segment_at_exit()
     if sequence.context.settings.end_with_launcher and sequence.context.n > 1:
         follow_launcher()

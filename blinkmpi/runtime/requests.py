@@ -88,11 +88,11 @@ class Request(MPI.Grequest):
         return self.Test(status), None
 
 
-class Finishes(Protocol):
+class Finisher(Protocol):
     """What a call was begun on."""
 
     def finish(self, left: tuple[Any, ...], /) -> BaseException | None:
-        """Bring a call to its end that C cannot; returns what it has raised. ``left``: :class:`.LeftOver`."""
+        """Bring a call to its end that C cannot; returns what it has raised. ``left``: :class:`.Unfinished`."""
 
 
 class HostRequest(MPI.Request):
@@ -100,7 +100,7 @@ class HostRequest(MPI.Request):
 
     __slots__ = ("of", "pending")
     pending: PendingCall
-    of: Finishes  # its communicator
+    of: Finisher  # its communicator
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Block until the result is there.

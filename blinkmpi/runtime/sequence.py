@@ -8,7 +8,8 @@ middle of a call the communicator is dead; a call that all ranks refused togethe
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,11 +28,34 @@ from .process_exit import end_with_process, in_child
 from .requests import ProgressThread
 
 if TYPE_CHECKING:
-    from ..transport.host.pending_calls import LeftOver
+    from ..transport.host.pending_calls import Unfinished
     from .context import Context
 
 KEPT_CALLS = 8192  # that are kept to be made again
 T = TypeVar("T")
+
+
+class Fatal:
+    """A part of a call: what it raises kills the communicator.
+
+    If all ranks refused the call together, nothing is killed, and the reason is raised.
+
+    Args:
+        but: exceptions that leave the communicator alive.
+    """
+
+    def __init__(self, sequence: CallSequence, *but: type[BaseException]) -> None:
+        self._sequence, self._but = sequence, but
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Look at what was raised."""
+        if isinstance(error, Refused):
+            raise error.error from None
+        if error is not None and not isinstance(error, self._but):
+            self._sequence.die(error)
 
 
 class CallSequence:
@@ -41,7 +65,7 @@ class CallSequence:
         repeated: the number of the last call, and the calls that C makes again by itself.
         thread: makes non-blocking calls that C cannot.
         dead: what has ended the communicator.
-        owner: gives what has all that calls work on, which MPI and peers may still do when the communicator is dead.
+        owner: gives the object that has all memory of the calls. MPI may still use that when the communicator is dead.
     """
 
     def __init__(self, context: Context) -> None:
@@ -77,14 +101,15 @@ class CallSequence:
 
     # ---- one call at a time
 
-    def come_in(self) -> int:
-        """Note that this thread is inside a call; returns which one was before: none, or this. See :meth:`go_out`.
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Within it, this thread makes a call through Python.
 
         Raises:
-            ArgumentError: if another one is. Which of the two calls the peers have made is nobody's to know then.
+            ArgumentError: if another one does. Which of the two calls the peers have made is nobody's to know then.
         """
-        me, other = get_ident(), self._inside
-        if (other and other != me) or self.repeated.inside:
+        me, earlier = get_ident(), self._inside
+        if (earlier and earlier != me) or self.repeated.inside:
             error = ArgumentError(
                 f"rank {self.context.rank}: two threads are inside calls of one communicator, which MPI forbids; make "
                 "calls one after another, or give each thread a communicator of its own (comm.Dup()). This one is dead"
@@ -92,11 +117,10 @@ class CallSequence:
             self.die(error)
             raise error
         self._inside = me
-        return other
-
-    def go_out(self, earlier: int) -> None:
-        """Note that this thread is no longer inside a call; ``earlier`` is what :meth:`come_in` gave."""
-        self._inside = earlier
+        try:
+            yield
+        finally:
+            self._inside = earlier
 
     def drain(self) -> None:
         """Wait until all non-blocking calls have ended; another call must not overtake them."""
@@ -107,35 +131,23 @@ class CallSequence:
     def drain_c(self) -> None:
         """Wait until those have ended that C makes."""
         if self.repeated.calls is not None and self.repeated.pending:
-            try:
+            with Fatal(self):
                 self.repeated.calls.drain(self.end_pending)
-            except BaseException as interrupt:
-                self.die(interrupt)
-                raise
 
     # ---- making calls that are bound
 
     def run(self, work: Callable[[], None], method: CollectiveMethod, args: Any, timeout_s: float | None) -> None:
-        """Do what makes a call, or MPI's own where a peer delegates it; see :meth:`guarded`."""
+        """Do what makes a call, or MPI's own where a peer delegates it; see :class:`Fatal`."""
         try:
-            work()
-        except Refused as refused:
-            raise refused.error from None
+            with Fatal(self, PeerDelegates):
+                work()
         except PeerDelegates:
             self._delegate(Invocation(method, args), timeout_s)
-        except BaseException as fatal:
-            self.die(fatal)
-            raise
 
     def guarded(self, work: Callable[[], T]) -> T:
         """Do a part of a call: what it raises kills the communicator, unless all ranks refused the call together."""
-        try:
+        with Fatal(self):
             return work()
-        except Refused as refused:
-            raise refused.error from None
-        except BaseException as fatal:
-            self.die(fatal)
-            raise
 
     def again(self, method: CollectiveMethod | str, args: tuple[Any, ...], stream: Any) -> Found:
         """Let C make a blocking call that was made before: True; else what :meth:`go_on` does the rest of."""
@@ -149,11 +161,8 @@ class CallSequence:
         self, method: CollectiveMethod, args: tuple[Any, ...], begun: tuple[Any, int, int], timeout_s: float | None
     ) -> None:
         """Go on with a call that C has begun and could not end by itself."""
-        earlier = self.come_in()
-        try:
+        with self.inside():
             self._go_on(*begun, method, args, timeout_s)
-        finally:
-            self._inside = earlier
 
     def _go_on(
         self, bound: Any, seq: int, status: int, method: CollectiveMethod, args: Any, timeout_s: float | None
@@ -170,13 +179,10 @@ class CallSequence:
 
     def launch(self, bound: BoundCall) -> None:
         """Give a bound call its number and start it, behind all non-blocking calls on host memory."""
-        earlier = self.come_in()
-        try:
+        with self.inside():
             self.drain()
             self.check_alive()
             self.guarded(partial(self.numbered, bound.start))
-        finally:
-            self._inside = earlier
 
     def wait(self, bound: BoundCall) -> None:
         """Wait for a started call."""
@@ -205,13 +211,10 @@ class CallSequence:
     def finish(self, left: tuple[Any, ...]) -> BaseException | None:
         """Bring a non-blocking call to its end that C cannot; returns what it has raised."""
         assert self.repeated.calls is not None
-        try:
+        with Fatal(self):
             return self.repeated.calls.finish(left, self.end_pending)
-        except BaseException as interrupt:
-            self.die(interrupt)
-            raise
 
-    def end_pending(self, left: LeftOver) -> BaseException | None:
+    def end_pending(self, left: Unfinished) -> BaseException | None:
         """Go on with a non-blocking call; returns what it has raised."""
         try:
             self.check_alive()
@@ -228,11 +231,8 @@ class CallSequence:
         if begun is True:
             return
         if begun is not False:
-            earlier = self.come_in()
-            try:
-                self.guarded(partial(begun[0].go_on, *begun[1:]))
-            finally:
-                self._inside = earlier
+            with self.inside(), Fatal(self):
+                begun[0].go_on(*begun[1:])
             return
         said, timeout_s = Called(what), self.context.timeout_s
         call = entry(self.host, said, timeout_s, counted=False) or EntryCall(self.host, said, timeout_s)
@@ -249,15 +249,8 @@ class CallSequence:
             PeerDelegates: which leaves the communicator alive; the number is that of the call which MPI makes then.
         """
         self.check_alive()
-        try:
+        with Fatal(self, PeerDelegates):
             return self.numbered(work)
-        except Refused as refused:
-            raise refused.error from None
-        except PeerDelegates:
-            raise
-        except BaseException as fatal:
-            self.die(fatal)
-            raise
 
     def numbers_of_all(
         self, numbers: Sequence[int], timeout_s: float, collective: str = ""

@@ -31,8 +31,8 @@ KEPT = 256  # groups that are kept to be made again
 Args = tuple[Any, ...]
 
 
-class Open(Protocol):
-    """A communicator that makes calls."""
+class HasGroups(Protocol):
+    """What makes the calls of a communicator."""
 
     groups: Groups
 
@@ -41,13 +41,13 @@ class Group:
     """What ``comm.grouped()`` gives: calls within its ``with`` are made together when that ends.
 
     Args:
-        dispatcher: gives what makes the calls of the communicator; ArgumentError if it is freed.
+        dispatcher: gives that of the communicator; ArgumentError if it is freed.
 
     Attributes:
         begins: whether they are only begun there, which is for host memory; ``request`` is then what to wait for.
     """
 
-    def __init__(self, dispatcher: Callable[[], Open], stream: Any, timeout: float | None) -> None:
+    def __init__(self, dispatcher: Callable[[], HasGroups], stream: Any, timeout: float | None) -> None:
         self._open, self._groups = dispatcher, dispatcher().groups
         self.stream, self.timeout = stream, timeout
         self.begins = False

@@ -105,7 +105,7 @@ def open_shots(
     missing = next((why for why in allgather(comm, found if isinstance(found, str) else "", str) if why), "")
     if missing or isinstance(found, str):
         return None, f"; {missing}"
-    shots = NodeShots(found, messages, window, MESSAGE_BYTES, partial(native.idle, loaded))
+    shots = NodeShots(found, messages, window, MESSAGE_BYTES, partial(native.messages_done, loaded))
     return shots, ", those of short calls sent by C"
 
 

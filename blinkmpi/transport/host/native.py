@@ -79,11 +79,11 @@ def address(struct: CallStruct) -> int:
     return ctypes.addressof(struct)
 
 
-def idle(native: Native, nodes: int) -> int:
+def messages_done(native: Native, nodes: int) -> int:
     """Whether no message of calls in one shot is under way; ``nodes`` is the address of nodes_t."""
     call = CallStruct()
     call.nodes = nodes
-    return int(native.code.blink_idle(address(call)))
+    return int(native.code.blink_messages_done(address(call)))
 
 
 def codes(dtype: str, op: str) -> tuple[int, int] | None:
@@ -276,7 +276,7 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_begin.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     library.blink_execute.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.blink_barrier.argtypes = [ctypes.c_void_p]
-    library.blink_idle.argtypes = [ctypes.c_void_p]
+    library.blink_messages_done.argtypes = [ctypes.c_void_p]
     library.blink_sum_lengths.argtypes, library.blink_sum_lengths.restype = [ctypes.c_void_p], None
     library.blink_export.argtypes, library.blink_export.restype = [ctypes.c_void_p], None
     library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]

@@ -185,7 +185,7 @@ static int meet_nodes(call_t *call, int64_t *rows) {
 }
 
 /* Whether nothing of this rank's messages is under way but receives that no message has met. */
-int blink_idle(call_t *call) {
+int blink_messages_done(call_t *call) {
   int all = 1;
   call->fault = 0;
   for (int64_t i = 0; i < call->nodes->others; i++) all &= rest_came(call, call->nodes->each + i);

@@ -272,7 +272,7 @@ static void let_ended_go(queue_t *q) {
 static queue_t *queue_of(const pending_t *r) { return table_of(r->self)->queue; }
 
 /* The first call, which Python finishes: (it, what it is bound to, its number, status, timeout in seconds or None, method, arguments). */
-static PyObject *left_over(queue_t *q, int state) {
+static PyObject *unfinished(queue_t *q, int state) {
   pending_t *const r = q->first;
   PyObject *const timeout = r->timeout_ns ? PyFloat_FromDouble((double)r->timeout_ns * 1e-9) : Py_NewRef(Py_None);
   return Py_BuildValue("(OOKiNOO)", r, r->entry->bound, (unsigned long long)q->table->seq, state, timeout, r->method, r->arguments);
@@ -346,7 +346,7 @@ static PyObject *look_at(pending_t *r, PyObject *const *given, Py_ssize_t n, int
     Py_END_ALLOW_THREADS
   }
   if (state == AGAIN) Py_RETURN_NONE;
-  if (state != DONE) return left_over(q, state);
+  if (state != DONE) return unfinished(q, state);
   if (r->state < HAS_ENDED) Py_RETURN_FALSE;
   let_ended_go(q);
   PyObject *const error = r->state == HAS_FAILED && !r->raised ? r->error : NULL;
@@ -387,7 +387,7 @@ static PyObject *drain_calls(PyObject *self, PyObject *none) {
   Py_END_ALLOW_THREADS
   let_ended_go(q);
   if (state == AGAIN) Py_RETURN_NONE;
-  if (state != DONE) return left_over(q, state);
+  if (state != DONE) return unfinished(q, state);
   Py_RETURN_TRUE;
 }
 
@@ -458,7 +458,7 @@ static PyObject *watch_calls(PyObject *self, PyObject *none) {
   pthread_mutex_unlock(&q->lock);
   Py_END_ALLOW_THREADS
   if (state == DONE) Py_RETURN_NONE;
-  return left_over(q, state);
+  return unfinished(q, state);
 }
 
 /* Have the thread end. */

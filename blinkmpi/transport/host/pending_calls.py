@@ -25,7 +25,7 @@ class PendingCall(Protocol):
         """The same, if it has ended."""
 
 
-class LeftOver(NamedTuple):
+class Unfinished(NamedTuple):
     """The first call, of which C waits to hear what becomes of it: it could not end it by itself."""
 
     pending: PendingCall
@@ -38,9 +38,9 @@ class LeftOver(NamedTuple):
 
 
 # Whether it has ended; its error; None, if nothing has happened for a while, and signals are to be looked at; or the
-# fields of LeftOver.
+# fields of Unfinished.
 Look = bool | BaseException | tuple[Any, ...] | None
-Finish = Callable[[LeftOver], BaseException | None]  # brings a call to its end; returns what it has raised
+Finish = Callable[[Unfinished], BaseException | None]  # brings a call to its end; returns what it has raised
 
 LEFT_S = 0.2  # that the thread has to end with the process
 _watched: weakref.WeakSet[PendingCalls] = weakref.WeakSet()
@@ -119,7 +119,7 @@ def _look_after(watch: Callable[[], Any], finished: Callable[..., None], finish:
 
 
 def _finish(given: tuple[Any, ...], by: Finish, finished: Callable[..., None]) -> BaseException | None:
-    left = LeftOver(*given)
+    left = Unfinished(*given)
     error: BaseException | None = PeerLost("an interrupt came while it was brought to its end")
     try:
         error = by(left)

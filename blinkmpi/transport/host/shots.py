@@ -23,9 +23,9 @@ from .shared_window import SharedWindow
 
 NODE = names("call.h", "node_t")
 HEADER_BYTES = 64  # a line
-SETTLE_SECONDS = 1.0  # for what was sent and never received, of calls that were refused
+LAST_SECONDS = 1.0  # for what was sent and never received, of calls that were refused
 Words = NDArray[np.int64]
-Idle = Callable[[int], int]  # of the address of nodes_t: whether nothing of its messages is under way
+Look = Callable[[int], int]  # of the address of nodes_t: whether nothing of its messages is under way
 
 
 class NodeShots:
@@ -33,16 +33,21 @@ class NodeShots:
 
     Args:
         found: the addresses of MPI's functions (``SHOTS``).
-        idle: blink_idle of the C executor.
+        messages_done: blink_messages_done of the C executor.
         stride: bytes from a message of an even call to the next one of an odd call.
     """
 
     def __init__(
-        self, found: tuple[int, ...], messages: NodeMessages, window: SharedWindow, stride: int, idle: Idle
+        self,
+        found: tuple[int, ...],
+        messages: NodeMessages,
+        window: SharedWindow,
+        stride: int,
+        messages_done: Look,
     ) -> None:
         from .mpi_functions import handle, handles_are_pointers
 
-        self._idle = idle
+        self._messages_done = messages_done
         self._requests: list[MPI.Prequest] = []
         self._others = [node for node in window.nodes if node != window.pages.here[0]]
         self._source = window.pages.here[0]
@@ -83,8 +88,8 @@ class NodeShots:
 
     def close(self) -> None:
         """Free MPI's requests, after a last call that all ranks entered."""
-        end = time.monotonic() + SETTLE_SECONDS
-        while self.address and not self._idle(self.address) and time.monotonic() < end:
+        end = time.monotonic() + LAST_SECONDS
+        while self.address and not self._messages_done(self.address) and time.monotonic() < end:
             time.sleep(1e-4)
         for k, request in enumerate(self._requests):
             if self._each[k // 2][NODE.index(f"receiving[{k % 2}]")]:

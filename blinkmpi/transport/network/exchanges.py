@@ -28,6 +28,15 @@ ABANDONED: list[object] = []  # requests that were given up, and their memory, w
 _made: dict[str, int] = {}  # communicators of the same ranks that this process has made
 
 
+def ends_soon(request: MPI.Request, memory: object, looks: int) -> bool:
+    """Whether a request ends within so many looks, which take no clock; ``memory`` is kept if they are interrupted."""
+    try:
+        return any(request.Test() for _ in range(looks))
+    except BaseException:
+        ABANDONED.append((request, memory))
+        raise
+
+
 class BoundedComm(Bounded):
     """A communicator of MPI.
 
