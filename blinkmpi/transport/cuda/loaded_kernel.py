@@ -79,6 +79,7 @@ class KernelCache:
         own = copied(loaded)
         own.kernel = self.packets(call, loaded.protocol, room)
         own.args = packed = (ctypes.c_uint64 * len(words))(*words)
+        own.fit = None  # the segments are of these counts
         own.params = _pointers(packed)
         return own
 

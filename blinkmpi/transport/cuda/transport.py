@@ -239,6 +239,7 @@ class CudaTransport:
         moved = Call("allgather", self.n, (max(blocks.counts),), blocks.dtype)
         first.begin = blocks.block(self.rank)[0] * dtype_of(blocks.dtype).itemsize
         first.then = self._load_direct(moved, text, 0, spread(blocks, self.rank))
+        first.fit = None  # which is of the reduce-scatter alone
         return first
 
     def _load_direct(self, call: Call, text: str, ctas: int, mine: Segment | None = None) -> LoadedKernel:
