@@ -1,12 +1,13 @@
 """Calls on streams that differ in their counts alone: C has them fit, and they are what Python would launch."""
 
 import itertools
+import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -14,7 +15,7 @@ import blinkmpi
 from blinkmpi.errors import PeerLost
 from blinkmpi.runtime.cuda.repeating import CountedLaunch
 from tests.harness import mpi
-from tests.mpi.launch.test_launches import STREAM, gpu_job, made_by_c, torch, transport_of
+from tests.mpi.launch.test_launches import STREAM, gpu_job, made_alike, made_by_c, torch
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no DLPack exchange API"
@@ -44,32 +45,43 @@ def test_c_launches_what_python_launches(comm: MPI.Intracomm) -> None:
             yield partial(ours.Allgather, x, got[i : i + n * count], stream=STREAM)
             yield partial(ours.Reduce_scatter_block, got[: n * count], sent[:count], stream=STREAM)
 
-    def log(algo: str, executor: str, register: bool) -> tuple[list[Any], int]:
-        with gpu_job(comm, f"allreduce:{algo}", executor=executor) as (ours, driver):
-            driver["words"] = WORDS
-            found: list[Any] = []
-            made, transport = 0, transport_of(ours)
-            if register:
-                ours.register(sent)
-                ours.register(got)
-            for call in calls(ours):
-                before = driver["launches"]
-                made += made_by_c(ours, call)
-                for back in range(driver["launches"] - before):
-                    *shape, words = driver.last(back)
-                    words[transport.n] = 0  # the address of the report, which is real memory
-                    found.append((*shape, words))
-                sequence = ours._dispatcher().sequence
-                found.append((sequence.seq, sequence.host.records.fingerprint(sequence.seq)))
-            moved = ours.stats()
-            return [*found, moved.collectives, moved.protocols, moved.trees], made
-
     for algo, register in ALGOS.items():
-        by_python, none = log(algo, "numpy", register)
-        by_native, some = log(algo, "c", register)
-        assert none == 0
-        assert some >= (2 if "rs_ag" in algo else 3) * len(COUNTS), (algo, some)  # whose two kernels Python fits
-        assert by_native == by_python, algo
+        some = made_alike(comm, algo, calls, [sent, got] if register else [], WORDS)
+        assert some >= (2 if "rs_ag" in algo else 3) * len(COUNTS), algo  # whose two kernels Python fits
+
+
+@pytest.mark.parametrize("algo", ["", "chain/rs_ag", "trees"])
+@mpi(ranks=(2,), timeout=120)
+def test_calls_by_chance(comm: MPI.Intracomm, algo: str) -> None:
+    """Types, counts, places, streams and forms of calls as they come."""
+    rank, n, draw = comm.rank, comm.size, random.Random(7)
+    buffers = [
+        (torch.zeros(LONGEST, dtype=d), torch.zeros(n * LONGEST, dtype=d)) for d in (torch.float32, torch.bfloat16)
+    ]
+
+    def calls(ours: blinkmpi.Communicator) -> Iterator[Callable[[], None]]:
+        draw.seed(7)
+        for _ in range(400):
+            sent, got = draw.choice(buffers)
+            count, at = (
+                draw.choice([draw.randrange(4097, 8193), draw.randrange(1, 64), 5000, 6000]),
+                draw.randrange(2000),
+            )
+            x, y, whole = sent[at : at + count], got[at : at + count], got[at : at + n * count]
+            op, root, less = draw.choice([MPI.SUM, MPI.MAX, "sum"]), draw.choice([0, np.int64(1)]), max(1, count // 2)
+            yield partial(
+                *draw.choice([
+                    (ours.Allreduce, x, y, op), (ours.Allreduce, MPI.IN_PLACE, y, op), (ours.Bcast, y, root),
+                    (ours.Reduce, x, y if rank == root else None, op, root), (ours.Allgather, x, whole),
+                    (ours.Reduce_scatter_block, whole, x, op), (ours.Gather, x, whole if rank == root else None, root),
+                    (ours.Allreduce, [x, less], [y, less], op),
+                ]),
+                stream=STREAM + (draw.random() < 0.01),
+                timeout=20 if draw.random() < 0.02 else None,
+            )  # fmt: skip
+
+    for registered in ([], [buffer for pair in buffers for buffer in pair]):
+        assert made_alike(comm, algo, calls, registered, WORDS) > 40
 
 
 @mpi(ranks=(2,), timeout=60)
