@@ -63,10 +63,8 @@ def test_calls_by_chance(comm: MPI.Intracomm, algo: str) -> None:
         draw.seed(7)
         for _ in range(400):
             sent, got = draw.choice(buffers)
-            count, at = (
-                draw.choice([draw.randrange(4097, 8193), draw.randrange(1, 64), 5000, 6000]),
-                draw.randrange(2000),
-            )
+            count = draw.choice([draw.randrange(4097, 8193), draw.randrange(1, 64), 5000, 6000])
+            at = draw.randrange(2000)
             x, y, whole = sent[at : at + count], got[at : at + count], got[at : at + n * count]
             op, root, less = draw.choice([MPI.SUM, MPI.MAX, "sum"]), draw.choice([0, np.int64(1)]), max(1, count // 2)
             yield partial(
