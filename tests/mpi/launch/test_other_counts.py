@@ -47,7 +47,7 @@ def test_c_launches_what_python_launches(comm: MPI.Intracomm) -> None:
 
     for algo, register in ALGOS.items():
         some = made_alike(comm, algo, calls, [sent, got] if register else [], WORDS)
-        assert some >= (2 if "rs_ag" in algo else 3) * len(COUNTS), algo  # whose two kernels Python fits
+        assert some >= (2 if "rs_ag" in algo else 3) * len(COUNTS), algo  # whose new counts Python binds
 
 
 @pytest.mark.parametrize("algo", ["", "chain/rs_ag", "trees"])
