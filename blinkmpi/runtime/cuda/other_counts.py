@@ -34,7 +34,8 @@ class OtherCounts:
         buffers = zip(bound.registered, bound.places, strict=True)
         registered = all(known for known, place in buffers if place is not None)
         row = self._row(call, registered)
-        kind = replace(call, counts=()), Sizes.of(call).most, bound.stream, row, *bound.registered
+        read_as = method, type(stream), *map(type, args)  # by which C tells calls apart, too
+        kind = read_as, replace(call, counts=()), Sizes.of(call).most, bound.stream, row, *bound.registered
         self._seen[kind] += 1
         if not 1 < self._seen[kind] <= TRIED:
             return

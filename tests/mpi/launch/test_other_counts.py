@@ -104,6 +104,20 @@ def test_few_python_functions(comm: MPI.Intracomm) -> None:
 
 
 @mpi(ranks=(2,), timeout=60)
+def test_each_form_of_a_call_is_known(comm: MPI.Intracomm) -> None:
+    """The same collective of the same type, to C other calls: in place, and from one buffer to another."""
+    x, y = torch.zeros(LONGEST), torch.zeros(LONGEST)
+    with gpu_job(comm, "allreduce:onehop/ll16_one_shot") as (ours, _):
+        call = partial(ours.Allreduce, stream=STREAM)
+        for count in range(5000, 5003):
+            call(MPI.IN_PLACE, x[:count])
+            call(x[:count], y[:count])
+        for count in range(6000, 6003):
+            assert made_by_c(ours, partial(call, MPI.IN_PLACE, x[:count]))
+            assert made_by_c(ours, partial(call, x[:count], y[:count]))
+
+
+@mpi(ranks=(2,), timeout=60)
 def test_counts_that_come_again_are_calls_of_their_own(comm: MPI.Intracomm) -> None:
     """A few in turn cost no more than one again and again."""
     x, fit = torch.zeros(LONGEST), CountedLaunch.fit
