@@ -26,7 +26,7 @@ from .agreeing import DelegatedByPeer, agreed, differ
 from .arguments import InBlocks, Lengths, NeedsNumbers, Prepared
 from .bootstrap import check_timeout
 from .buffers import DelegatedToMPI
-from .call_keys import KeptMemory, OwnMemory, own_bytes, signature_of
+from .call_keys import KeptMemory, OwnMemory, own_bytes
 from .calls_without_program import EntryCall, MpiCall, RefusedCall
 from .collectives import Invocation, announced, describe
 from .cuda.buffers import stream_address, tensor_types
@@ -107,17 +107,12 @@ class Binder:
             repeats: whether C may find it again.
         """
         sequence = self.sequence
-        signature = signature_of(key, invocation.args) if key is not None and self.cuda is not None else None
-        if signature is not None:
-            rebound: BoundCall | None = sequence.guarded(partial(self.cuda.rebound, signature))  # type: ignore[union-attr]
-            if rebound is not None:
-                self.calls.put(key, rebound)  # type: ignore[arg-type]
-                return rebound
         deadline = sequence.deadline(timeout_s)
         ready = agreed(sequence, self.prepare(invocation, timeout_s, stream), invocation.name, deadline)
         repeats = repeats or isinstance(ready, InBlocks)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
-            bound: BoundCall = sequence.guarded(partial(self.cuda.bind, ready, stream, deadline, signature))
+            args = invocation.args if repeats and timeout_s is None else ()
+            bound: BoundCall = sequence.guarded(partial(self.cuda.bind, ready, stream, deadline, args))
         else:
             bound = self.bind_host(ready, invocation, deadline, blocking=True, owns=not repeats)
             if isinstance(bound, HostCall) and repeats and self._known_to_c(bound, invocation):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -14,13 +14,6 @@ from ..transport.host.host_program import HostProgram
 from .arguments import Prepared
 from .cuda.buffers import current_stream_of_torch, is_plain_tensor, stream_address, tensor_types
 from .foreign import imported
-
-
-class Signature(NamedTuple):
-    """What calls have in common that differ in the addresses of their GPU arrays, and (address, bytes) of these."""
-
-    common: tuple[Any, ...]
-    places: tuple[tuple[int, int], ...]
 
 
 class KeptMemory:
@@ -124,26 +117,3 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any, buffers: int) -> tu
         if tensor_on >= 0:
             key += current_stream_of_torch(torch, tensor_on), "torch"
     return tuple(key)
-
-
-def signature_of(key: tuple[Any, ...], args: tuple[Any, ...]) -> Signature | None:
-    """The signature of a call that :func:`key_of` gave this key; None unless all its buffers are on a GPU."""
-    common: list[Any] = [key[0]]
-    places: list[tuple[int, int]] = []
-    at = 1
-    for arg in args:
-        if type(arg) is np.ndarray:
-            return None
-        if hasattr(arg, "nbytes"):
-            places.append((key[at], arg.nbytes))
-            common += key[at + 1 : at + 3]
-            at += 3
-        else:
-            common.append(key[at])
-            at += 1
-    common += key[at:]
-    if not places:
-        return None
-    if len(places) == 2:  # where it is the same array twice, the call is one in place
-        common.append(places[0][0] == places[1][0])
-    return Signature(tuple(common), tuple(places))

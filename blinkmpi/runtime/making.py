@@ -59,8 +59,12 @@ class CallMaker:
         sequence.check_alive()
         starts = stream is not None or (self.enqueues and cuda is not None and cuda.makes(bound))
         sequence.run(partial(sequence.numbered, bound.start if starts else bound.run), method, args, timeout_s)
+        if cuda is None or not cuda.makes(bound):
+            return
         if starts:
-            cuda.keep(bound, args, method if key is not None else None, stream)  # type: ignore[union-attr]
+            cuda.operands.keep(args, bound.nbytes, bound.stream)
+        if repeats and timeout_s is None:
+            cuda.keep(bound, args, method, stream)
 
     def _make_host(self, bound: HostCall, method: CollectiveMethod, args: Args, timeout_s: float | None) -> None:
         """Make a call on host memory that is bound; C may make the next one."""

@@ -18,7 +18,7 @@ from ..errors import ArgumentError
 from ..transport.announcement import NUMBERS, Called, Delegated, Numbers
 from ..transport.host.host_call import HostCall, entry
 from ..transport.host.repeated import Found, RepeatedCalls
-from ..transport.interface import BoundCall, PeerDelegates, Refused
+from ..transport.interface import Awaited, BoundCall, PeerDelegates, Refused
 from ..transport.liveness import died_of
 from .bootstrap import is_time
 from .calls_without_program import EntryCall, MpiCall
@@ -184,9 +184,9 @@ class CallSequence:
             self.check_alive()
             self.guarded(partial(self.numbered, bound.start))
 
-    def wait(self, bound: BoundCall) -> None:
-        """Wait for a started call."""
-        self.guarded(bound.wait)
+    def wait(self, started: Awaited) -> None:
+        """Wait for a call that was started."""
+        self.guarded(started.wait)
 
     def _delegate(self, invocation: Invocation, timeout_s: float | None) -> None:
         """Make MPI's collective in a call that another rank delegated; all ranks have entered it."""

@@ -27,6 +27,13 @@ class BoundCall(Protocol):
         """Start and wait."""
 
 
+class Awaited(Protocol):
+    """A call that was started."""
+
+    def wait(self) -> None:
+        """Return when it has completed."""
+
+
 class Refused(Exception):
     """No rank makes this call, and every rank knows why: ``error`` is what to raise. The communicator lives on."""
 

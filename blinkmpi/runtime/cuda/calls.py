@@ -12,23 +12,22 @@ from ...transport.announcement import ON_GPU, Called
 from ...transport.interface import BoundCall
 from ...util.lru import LRU
 from ..arguments import Prepared
-from ..call_keys import Signature
 from ..calls_without_program import EmptyCall
 from ..collectives import describe
 from ..requests import ProgressThread, Request
-from .buffers import stream_address
+from .buffers import device_array, device_parts, stream_address
 from .call import CudaCall
 from .context import CudaContext
 from .copies import Buckets
 from .history import CallHistory
 from .operands import OperandsInFlight
-from .other_counts import OtherCounts
+from .other_counts import TRIED, OtherCounts
 from .repeating import Repeating
 
 if TYPE_CHECKING:
     from ..sequence import CallSequence
 
-SIGNATURES = 1024  # of calls that others are made of
+KINDS = 1024  # of calls, of which it is known that such a call was made before
 
 
 class LastCall(NamedTuple):
@@ -51,33 +50,19 @@ class CudaCalls:
         self.operands = OperandsInFlight(context.gpu)
         self.buckets = Buckets(sequence)
         self.history = CallHistory(context, sequence)
-        self.by_signature: LRU[tuple[Any, ...], CudaCall] = LRU(SIGNATURES)  # a call of each, which others are made of
+        self._made: LRU[tuple[Any, ...], int] = LRU(KINDS)  # how often C did not take a call like it
 
     @staticmethod
     def makes(bound: BoundCall | None) -> TypeGuard[CudaCall]:
         """Whether a bound call is a kernel's."""
         return isinstance(bound, CudaCall)
 
-    def rebound(self, signature: Signature) -> CudaCall | None:
-        """A call that an earlier one differs from in the addresses of its buffers alone; None if there is none."""
-        like, places = self.by_signature.find(signature.common), signature.places
-        if like is None:
-            return None
-        one, other = places[0], places[-1]
-        if other[0] - one[0] != like.apart and one[0] < sum(other) and other[0] < sum(one):
-            return None  # they overlap, and not as its buffers do: it is judged where arguments are read
-        if any(self.context.gpu.why_not_here(at) for at, _ in places):
-            return None
-        return like.rebound_to(places)
-
-    def bind(
-        self, ready: Prepared, stream: Any, timeout_s: float, signature: Signature | None = None
-    ) -> CudaCall | EmptyCall:
+    def bind(self, ready: Prepared, stream: Any, timeout_s: float, args: tuple[Any, ...] = ()) -> CudaCall | EmptyCall:
         """A call of which all is known but the moment.
 
         Args:
             stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
-            signature: if others may be made of it.
+            args: the user's, if C may make others of it.
         """
         text = ready.said or describe(ready.call)
         called = Called(f"{text}{ON_GPU}")
@@ -91,8 +76,8 @@ class CudaCalls:
             ready, kernel, search = context.fill(ready, text, on, timeout_s)
             bound = CudaCall(self.history, kernel, called, ready, on, holder, search, timeout_s)
         alike = {b.stream for b in (ready.send, ready.recv) if isinstance(b, DeviceArray)}
-        if signature is not None and (told is not None or len(alike) == 1) and bound.moves_to(ready, signature.places):
-            self.by_signature.put(signature.common, bound)
+        if args and (told is not None or len(alike) == 1):
+            bound.learn_places(ready, [device_array(part) for part in device_parts(args)])
         return bound
 
     def request(self, bound: CudaCall | EmptyCall, operands: tuple[Any, ...]) -> MPI.Request:
@@ -109,23 +94,22 @@ class CudaCalls:
 
         return self.thread.begin(work, self.sequence.context.log_once)
 
-    def keep(self, bound: BoundCall, operands: tuple[Any, ...], method: object = None, stream: Any = None) -> None:
-        """Keep the operands of a call that was put on its stream until it is through.
+    def keep(self, bound: CudaCall, args: tuple[Any, ...], method: object, stream: Any) -> None:
+        """Have C make a call like this one, which was just made of these arguments, if it was made twice.
 
-        Args:
-            method: of a call that may be made again, with the stream that it was told: by C itself, if it was made
-                twice. A call of a count that never comes again costs less so.
+        One of a count that never comes again costs less so.
         """
-        if not isinstance(bound, CudaCall):
+        if not bound.places:
             return
-        self.operands.keep(operands, bound.nbytes, bound.stream)
-        if method is None:
-            return
-        if bound.again:
-            self.repeating.keep(bound, method, operands, stream)
-        else:
-            self.other_counts.offer(bound, method, operands, stream)
-        bound.again = True  # also of others that are made of it
+        form = (*bound.places, *map(type, args))
+        kind = (method, stream_address(stream), bound.stream, bound.call, *bound.registered, *form)
+        tried = self._made.find(kind)
+        if tried is None:
+            self.other_counts.offer(bound, method, args, stream)
+            self._made.put(kind, 0)
+        elif tried < TRIED:
+            known = self.repeating.keep(bound, method, args, stream)
+            self._made.put(kind, 0 if known else tried + 1)
 
     @cached_property
     def repeating(self) -> Repeating:
@@ -140,7 +124,7 @@ class CudaCalls:
 
     def forget(self) -> None:
         """Bind every call anew."""
-        self.by_signature.clear()
+        self._made.clear()
         self.other_counts.forget()
 
     @property

@@ -29,7 +29,9 @@ class OtherCounts:
     def offer(self, bound: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:
         """Have C make calls that are as this one but for their counts, if another one was seen before."""
         call = bound.call
-        if not bound.places or bound.kernel.fit is None or not call.even or any(p and p.offset for p in bound.places):
+        if bound.kernel.fit is None or not call.even or any(p and p.offset for p in bound.places):
+            return
+        if any(isinstance(arg, list | tuple) for arg in args):  # whose count is not that of its array
             return
         buffers = zip(bound.registered, bound.places, strict=True)
         registered = all(known for known, place in buffers if place is not None)

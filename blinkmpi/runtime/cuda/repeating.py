@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +25,9 @@ from ..foreign import EXCHANGE, imported, tensor_reader
 from .buffers import tensor_types
 from .call import CudaCall
 from .context import CudaContext
+from .history import CallHistory
 from .operands import OperandsInFlight
+from .started import StartedCall
 
 RECENT = 64  # counts after which one is as new
 
@@ -44,7 +48,10 @@ class Launch:
         first = len(call.around.gathers)
         self._moves = np.array(moves, np.int64).reshape(len(moves), 3)
         self._words = [type(words).from_buffer_copy(words) for *_, words in parts]
-        self._keep = (kernels, call.holder, call.starts, records, pages, transport, call.history.number, call.record)
+        self._history: CallHistory = weakref.proxy(call.history)
+        self._stream, self._timeout_s = call.stream, call.timeout_s
+        self._transport, self._holder = transport, call.holder
+        self._keep = (kernels, call.starts, records, pages, call.history.number, call.record)
         numbers: dict[str, int] = {
             **gpu.functions, "stream": call.stream, "asks": int(any(k.table for k in kernels)),
             "parts": len(parts), "first": first, "end": first + len(kernels),
@@ -64,9 +71,22 @@ class Launch:
         self._struct = LaunchStruct(**numbers)
         self.address = ctypes.addressof(self._struct)
 
+    def follow(self) -> None:
+        """Let its stream follow the calls on other streams; who calls this holds their lock."""
+        self._transport.follow_last(self._stream, self._holder)
+
     def go_on(self, seq: int, status: int) -> None:
-        """Say what became of a launch that the driver has refused."""
-        raise DeviceError(f"launch of {self.text}, call {seq}: CUDA error {status}; this process must be started again")
+        """Wait for a launch, or say what became of one that the driver has refused."""
+        if status:
+            raise DeviceError(
+                f"launch of {self.text}, call {seq}: CUDA error {status}; this process must be started again"
+            )
+        began_ns = time.monotonic_ns()
+        history = self._history
+        if not history.context.gpu.capturing(self._stream):  # in a graph there is nothing to wait for
+            StartedCall(history, seq, self.text, self._timeout_s, self._stream).wait()
+            if (ring := history.host.recorder.ring) is not None:
+                ring.call(self.text, seq, began_ns, time.monotonic_ns())
 
 
 class CountedLaunch(Launch):
@@ -132,15 +152,15 @@ class Repeating:
         self._quick: Any = None  # how C reads tensors once torch_extension.cpp is there
         self._own = (ORDER.acquire, ORDER.release, LAST, operands, int(enqueues), context.gpu.device)
 
-    def keep(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:
-        """Let C make a call by itself from now on, that has just been made of these arguments, if it can be."""
-        if not call.places or any(len(kernel.args) > MOST_WORDS for kernel in _kernels(call.kernel)):
-            return
+    def keep(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> bool:
+        """Let C make a call by itself from now on, that has just been made of these arguments; whether it can."""
+        if any(len(kernel.args) > MOST_WORDS for kernel in _kernels(call.kernel)):
+            return False
         if not self._repeated.launches:
             self._say(f"calls on streams are looked up in Python ({self._why})")
-            return
+            return False
         launch = _launch_of(call)
-        self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))
+        return self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))
 
     def keep_counts(
         self, call: CudaCall, counts: tuple[int, int], method: object, args: tuple[Any, ...], stream: Any

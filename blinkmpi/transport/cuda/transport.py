@@ -335,7 +335,7 @@ class CudaTransport:
 
         def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments
             with ORDER:
-                self._follow(stream, holder)
+                self.follow_last(stream, holder)
                 if tables and self.gpu.capturing(stream):
                     self._captured.update(tables)
                 self.kernels_started.value += len(launches)
@@ -349,10 +349,10 @@ class CudaTransport:
     def follow(self, stream: int, holder: object) -> None:
         """Let what comes on a stream follow all calls so far, as the next call will."""
         with ORDER:
-            self._follow(stream, holder)
+            self.follow_last(stream, holder)
 
-    def _follow(self, stream: int, holder: object) -> None:
-        """Calls run one after another, whatever their streams and communicators.
+    def follow_last(self, stream: int, holder: object) -> None:
+        """As :meth:`follow`, for who holds ``ORDER``: calls run one after another, whatever their streams.
 
         Kernels wait for the peers' kernels, and two that each fill the GPU must not wait for each other's peers.
         """

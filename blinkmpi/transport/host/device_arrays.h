@@ -37,7 +37,7 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   PyObject *acquire, *release;   /* of the lock that all launches of the process take */
   PyObject *last;                /* the list of the stream of the last one */
   PyObject *operands;            /* keeps operands until the work on them is through */
-  int64_t enqueues, device;      /* whether calls without a stream go on the current one */
+  int64_t enqueues, device;      /* whether calls without a stream return before they are through */
   PyObject *parts_bytes;
   const registered_t *parts;     /* what is registered of arrays */
   int64_t registered;
@@ -47,12 +47,12 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   uint64_t seq;
 } gpu_t;
 
-static PyObject *text_of[11];
-enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP, PENDING_CALL, FIT };
+static PyObject *text_of[12];
+enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP, PENDING_CALL, FIT, FOLLOW };
 
 static int intern_names(void) {
-  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep", "pending", "fit"};
-  for (int i = 0; i < 11; i++)
+  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep", "pending", "fit", "follow"};
+  for (int i = 0; i < 12; i++)
     if (!text_of[i] && !(text_of[i] = PyUnicode_InternFromString(names[i]))) return 0;
   return 1;
 }
@@ -155,7 +155,6 @@ static int read_stream(const gpu_t *g, PyObject *stream, int kind, uint64_t *fou
       if (g->streams[i].type == (PyObject *)Py_TYPE(stream)) return number_of(stream, g->streams[i].name, found);
     return 0;
   }
-  if (!g->enqueues) return 0;
   if (kind == OF_TORCH) {
     void *current = NULL;
     if (g->exchange->stream(CUDA_MEMORY, (int32_t)g->device, &current)) return PyErr_Clear(), 0;

@@ -127,16 +127,23 @@ static int may_launch(gpu_t *g, const launch_t *l, uint64_t seq, const argument_
   return !l->asks || (!l->capturing(l->stream, &captured) && !captured);
 }
 
-/* Take the lock of all launches, if nobody has it and the last one was on this stream. */
-static int take_order(const gpu_t *g, const launch_t *l) {
+/* Take the lock of all launches, if nobody has it; where the last one was on another stream, let this one's follow it. Returns
+ * 0 without the lock, which an interrupt may have raised; then it is still there. */
+static int take_order(const gpu_t *g, PyObject *bound, const launch_t *l) {
   PyObject *const got = PyObject_CallOneArg(g->acquire, Py_False);
   Py_XDECREF(got);
   if (got != Py_True) return PyErr_Clear(), 0;
-  if (PyList_GET_SIZE(g->last) && PyLong_CheckExact(PyList_GET_ITEM(g->last, 0)) &&
-      PyLong_AsUnsignedLongLong(PyList_GET_ITEM(g->last, 0)) == (uint64_t)l->stream)
-    return 1;
+  PyObject *const last = PyList_GET_SIZE(g->last) ? PyList_GET_ITEM(g->last, 0) : NULL;
+  if (last && PyLong_CheckExact(last) && PyLong_AsUnsignedLongLong(last) == (uint64_t)l->stream) return 1;
   PyErr_Clear();
+  PyObject *const done = PyObject_CallMethodNoArgs(bound, text_of[FOLLOW]);
+  Py_XDECREF(done);
+  if (done) return 1;
+  if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear(); /* Python meets it again, and says so */
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
   Py_XDECREF(PyObject_CallNoArgs(g->release));
+  PyErr_Restore(type, value, traceback);
   return 0;
 }
 
@@ -181,11 +188,18 @@ static int keep_operands(const gpu_t *g, PyObject *arguments, int64_t nbytes, ui
   return done != NULL;
 }
 
-/* Make a call again: True; False if it is Python's to make; else (bound, number, error), of a launch that failed. The
- * operands to be kept are NULL where the caller keeps them. */
+/* Whether a call that is told this stream is waited for. */
+static int is_awaited(const gpu_t *g, PyObject *stream) { return stream == Py_None && !g->enqueues; }
+
+/* Make a call again: True; False if it is Python's to make; else (bound, number, error), of a launch that failed, or that is to
+ * be `awaited` and has not. The operands to be kept are NULL where the caller keeps them. */
 static PyObject *launch_again(gpu_t *g, uint64_t *numbers, PyObject *bound, const launch_t *l, const argument_t *const *arrays, int n,
-                              PyObject *operands) {
-  if (!may_launch(g, l, *numbers + 1, arrays, n) || !take_order(g, l)) Py_RETURN_FALSE;
+                              PyObject *operands, int awaited) {
+  if (!may_launch(g, l, *numbers + 1, arrays, n)) Py_RETURN_FALSE;
+  if (!take_order(g, bound, l)) {
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_FALSE;
+  }
   const uint64_t seq = ++*numbers, stream = (uint64_t)l->stream;
   const int64_t nbytes = l->nbytes;
   Py_INCREF(bound); /* which keeps l; the entry may go meanwhile */
@@ -194,7 +208,7 @@ static PyObject *launch_again(gpu_t *g, uint64_t *numbers, PyObject *bound, cons
   Py_XDECREF(before);
   const int error = launch(l, seq, arrays);
   Py_XDECREF(PyObject_CallNoArgs(g->release));
-  if (error) return Py_BuildValue("(NKi)", bound, (unsigned long long)seq, error);
+  if (error || (awaited && !PyErr_Occurred())) return Py_BuildValue("(NKi)", bound, (unsigned long long)seq, error);
   Py_DECREF(bound);
   if (PyErr_Occurred() || (operands && !keep_operands(g, operands, nbytes, stream))) return NULL;
   Py_RETURN_TRUE;

@@ -286,9 +286,10 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
   const int64_t timeout_ns = timeout_of(given[2]);
   arguments_t a;
   if (t->open != OPEN || timeout_ns < 0 || !read_arguments(&a, &t->types, &t->gpu, given[0], given[1], Py_None)) Py_RETURN_NONE;
+  const int host = !a.key.arrays;
   a.key.stream = PENDING;
-  entry_t *e = entry_of(t, &a.key, hash_of(&a.key));
-  if (!e && t->open == OPEN) e = kind_of(t, &a, 1);
+  entry_t *e = host ? entry_of(t, &a.key, hash_of(&a.key)) : NULL;
+  if (!e && host && t->open == OPEN) e = kind_of(t, &a, 1);
   pending_t *const r = e && t->open == OPEN ? PyObject_New(pending_t, mpi.type) : NULL;
   if (!r) {
     let_go(&a);

@@ -53,7 +53,8 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   if (PyErr_Occurred()) return let_go(&r), NULL;
   PyObject *made = Py_False;
   if (e && e->launch && t->open_gpu && !timeout_ns) {
-    made = launch_again(&t->gpu, &t->seq, e->bound, e->launch, r.arrays, (int)r.key.arrays, n >= 4 && given[3] == Py_True ? NULL : given[1]);
+    const int awaited = is_awaited(&t->gpu, given[2]), kept = awaited || (n >= 4 && given[3] == Py_True);
+    made = launch_again(&t->gpu, &t->seq, e->bound, e->launch, r.arrays, (int)r.key.arrays, kept ? NULL : given[1], awaited);
   } else if (e && e->rows && t->open == OPEN) { /* to read the arguments may have let others make a call */
     char *at[MOST_BUFFERS];
     places(&r, at);

@@ -86,7 +86,7 @@ static group_t *group_place(groups_t *g, const gpu_t *gpu, PyTypeObject *arrays,
   uint64_t on = 0;
   g->count = g->library = g->objects = 0;
   if (!append(g, gpu, arrays, method, unread, 0) || !append(g, gpu, arrays, arguments, unread, 0)) return NULL;
-  if (g->library ? !read_stream(gpu, stream, g->library, &on) : stream != Py_None) return NULL;
+  if (g->library ? is_awaited(gpu, stream) || !read_stream(gpu, stream, g->library, &on) : stream != Py_None) return NULL;
   g->found[0].at = on;
   uint64_t mixed = 0;
   for (const argument_t *a = g->found; a < g->found + g->count; a++) mixed = mixed_with(mixed ^ a->at << 8, a);
@@ -146,7 +146,7 @@ static int are_here(const groups_t *g, gpu_t *gpu, const launch_t *launch) {
 static PyObject *launch_group(gpu_t *gpu, uint64_t *numbers, const group_t *e, PyObject *arguments) {
   const launch_t *const launch = e->launch;
   PyObject *const bound = Py_NewRef(e->bound), *const now = as_it_is(arguments);
-  PyObject *const made = now ? launch_again(gpu, numbers, bound, launch, NULL, 0, now) : NULL;
+  PyObject *const made = now ? launch_again(gpu, numbers, bound, launch, NULL, 0, now, 0) : NULL;
   Py_XDECREF(now);
   Py_DECREF(bound);
   return made;

@@ -16,7 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from benchmarks.fake.gpu import FakeDriver, fake_gpus
+from benchmarks.fake.gpu import FakeDriver, FakeGpu, fake_gpus
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, DeviceError, PeerLost
 from blinkmpi.transport.cuda.transport import ORDER
 from tests.effort import Effort
@@ -145,10 +145,17 @@ def test_c_launches_what_python_launches(comm: MPI.Intracomm) -> None:
             yield ours.Barrier
             yield partial(ours.Allgather, x[: COUNT // n], y[: COUNT // n * n], stream=STREAM)
             yield partial(ours.Allreduce, x, y)
+            whole, block = y[: COUNT // n * n], y[comm.rank * (COUNT // n) : (comm.rank + 1) * (COUNT // n)]
+            root = comm.rank == 1
+            yield partial(ours.Allgather, block, whole, stream=STREAM)
+            yield partial(ours.Allgather, MPI.IN_PLACE, whole, stream=STREAM)
+            yield partial(ours.Gather, MPI.IN_PLACE if root else block, whole if root else None, 1, stream=STREAM)
+            yield partial(ours.Scatter, whole if root else None, MPI.IN_PLACE if root else block, 1, stream=STREAM)
+            yield partial(ours.Reduce_scatter_block, whole, block)
 
     for algo, register in ALGOS.items():
         some = made_alike(comm, algo, calls, [slab] if register else [])
-        assert some >= 30, algo
+        assert some >= 80, (algo, some)
 
 
 @mpi(ranks=(2,), timeout=60)
@@ -161,7 +168,8 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
         assert made_by_c(ours, partial(allreduce, x))
         assert made_by_c(ours, partial(allreduce, y))
         parameter = torch.nn.Parameter(x, requires_grad=False)
-        assert not made_by_c(ours, partial(allreduce, parameter)), "a new type"
+        for _ in range(2):
+            assert not made_by_c(ours, partial(allreduce, parameter)), "a new type"
         assert made_by_c(ours, partial(allreduce, parameter))
         driver["gil"] = 1
         assert made_by_c(ours, partial(allreduce, x))
@@ -177,12 +185,14 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
         assert not made_by_c(ours, partial(allreduce, x)), "a thread that uses another GPU"
         driver["context"] = 77
         assert made_by_c(ours, partial(allreduce, x))
-        assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=6)), (
-            "another stream, behind the first"
-        )
-        assert not made_by_c(ours, partial(allreduce, x))
-        assert made_by_c(ours, partial(allreduce, x))
-        assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x)), "waited for"
+        for _ in range(2):
+            assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=6)), "another stream"
+        with mock.patch.object(FakeGpu, "after") as after:
+            for stream, last in ((STREAM, 6), (6, STREAM), (STREAM, 6)):
+                assert made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=stream))
+                assert after.call_args.args == (stream, last), "calls run one after another, whatever their streams"
+            assert made_by_c(ours, partial(allreduce, x))
+            assert after.call_count == 3
         assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM, timeout=30))
         ours.Ibarrier().Wait()
         assert not made_by_c(ours, partial(allreduce, x)), "behind a non-blocking call, Python looks"
@@ -215,6 +225,67 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
                 ours.Allreduce(*host, stream=STREAM)
             ours.Allreduce(*host)
         assert made_by_c(ours, partial(allreduce, x))
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_calls_that_are_waited_for(comm: MPI.Intracomm) -> None:
+    """C launches them on the stream of their arrays; they return when that is idle, and what went wrong is raised."""
+    with gpu_job(comm, "allreduce:onehop/ll16_one_shot") as (ours, driver):
+        x, y, z = tensors(3)
+        idle = SimpleNamespace(asked=0, busy=0)
+
+        def is_idle(self: object, on: object) -> bool:
+            idle.asked += 1
+            idle.busy -= 1
+            return idle.busy < 0
+
+        with mock.patch.object(FakeGpu, "idle", is_idle):
+            for _ in range(2):
+                assert not made_by_c(ours, partial(ours.Allreduce, x, y))
+            for a, b in ((x, y), (z, x), (y, z)):
+                idle.asked, idle.busy = 0, 5
+                assert made_by_c(ours, partial(ours.Allreduce, a, b))
+                assert idle.asked == 6
+                assert driver.last()[3] == driver["current_stream"]
+            for _ in range(2):
+                assert not made_by_c(ours, partial(ours.Allreduce, [x, 9], [y, 9]))
+            assert made_by_c(ours, partial(ours.Allreduce, [z, 9], [x, 9])), "with a count"
+            for count in (5, 6, 7):
+                ours.Allreduce(MPI.IN_PLACE, x[:count])
+            assert made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x[:8])), "of another count"
+            driver["current_stream"] = 4
+            for _ in range(2):
+                assert not made_by_c(ours, partial(ours.Allreduce, x, y)), "another current stream"
+            assert made_by_c(ours, partial(ours.Allreduce, x, y))
+            idle.asked, driver["captured"] = 0, 1
+            assert made_by_c(ours, partial(ours.Allreduce, x, y))
+            assert not idle.asked, "a graph is made, and nothing is to be waited for"
+            driver["captured"] = 0
+            ours.Iallreduce(x, y).Wait()
+            assert not made_by_c(ours, partial(ours.Allreduce, x, y, timeout=9))
+            assert made_by_c(ours, partial(ours.Allreduce, x, y, stream=4)), "which differs only in that nobody waits"
+            transport_of(ours).report[1] = 1
+            with pytest.raises(BlinkError):
+                ours.Allreduce(x, y)
+        ours.free()
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_stream_that_cannot_follow_the_last_one(comm: MPI.Intracomm) -> None:
+    """What the driver says is raised, and nothing is launched; so it is with an interrupt."""
+    for error in DeviceError("no event"), KeyboardInterrupt():
+        with gpu_job(comm) as (ours, driver):
+            (x,) = tensors(1)
+            for stream in (STREAM, 6, STREAM, 6):
+                ours.Allreduce(MPI.IN_PLACE, x, stream=stream)
+            launches = driver["launches"]
+            with mock.patch.object(FakeGpu, "after", side_effect=error), pytest.raises(type(error)):
+                ours.Allreduce(MPI.IN_PLACE, x, stream=STREAM)
+            assert driver["launches"] == launches
+            assert not ORDER.locked()
+            with pytest.raises(PeerLost, match="died earlier"):
+                ours.Allreduce(MPI.IN_PLACE, x, stream=STREAM)
+            ours.free()
 
 
 @mpi(ranks=(2,), timeout=60)
