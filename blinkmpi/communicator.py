@@ -112,7 +112,7 @@ class Communicator(Planned, GuardedIntracomm):
         if blink is not None:
             blink.make(method, args, stream, timeout)
         elif self._initialised():  # opens it, or says that it is freed
-            self._opened(timeout).call(method, args, timeout, stream)
+            self._opened(timeout).make(method, args, stream, timeout)
         else:
             Invocation(method, args).begin(self).Wait()
 

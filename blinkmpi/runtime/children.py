@@ -228,7 +228,8 @@ class Child:
     @property
     def may_take(self) -> bool:
         """Whether one of these ranks can have left something; the same on every rank."""
-        return self.parent.why_no_gpus is not None and len(set(self.firsts)) == 1
+        parent = self.parent
+        return parent.why_no_gpus is not None and (not any(parent.firsts) or len(set(self.firsts)) == 1)
 
     @property
     def first_call(self) -> str:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ..errors import BlinkError, PeerLost
-from ..transport.announcement import Called
 from ..transport.host.repeated import Found
 from ..transport.interface import Refused
 from ..transport.network.bounded import Rendezvous
@@ -227,7 +226,7 @@ class Dispatcher:
             return
         failed: BaseException | None = None
         try:
-            host.barrier(sequence.next(), Called("free()"), self.context.timeout_s)
+            sequence.meet("free()")
         except BaseException as error:
             failed = error.error if isinstance(error, Refused) else error
         if failed is not None:
