@@ -10,7 +10,7 @@
 
 enum { MOST_ARGUMENTS = 600, MOST_BUFFERS = 3, MOST_NUMBERS = 144, FORMAT_BYTES = 7 };
 enum { MOST_NESTED_NUMBERS = 3 }; /* as in [array, (counts, displacements), type] */
-enum { AN_OBJECT = -1, A_LIST = -2, A_TUPLE = -3, A_NUMBER = -4, A_HANDLE = -5, A_MEMORY = -6, A_WRITABLE_MEMORY = -7 };
+enum { AN_OBJECT = -1, A_LIST = -2, A_TUPLE = -3, A_NUMBER = -4, A_HANDLE = -5, A_MEMORY = -6, A_WRITABLE_MEMORY = -7, AN_ARRAY_OF_NUMBERS = -8 };
 /* flags of host arrays are 0 or NPY_ARRAY_WRITEABLE, those of arrays on GPUs, and of tensors, below these */
 
 typedef struct { /* types that arguments are told by; kept */
@@ -127,7 +127,7 @@ static int read_numbers(arguments_t *r, PyArrayObject *array) {
   if ((kind != 'i' && kind != 'u') || item < 4 || PyArray_NDIM(array) > 1 || n > MOST_NUMBERS) return 0;
   if (!(PyArray_FLAGS(array) & NPY_ARRAY_ALIGNED) || !PyArray_ISNBO(PyArray_DESCR(array)->byteorder)) return 0;
   const int64_t stride = PyArray_NDIM(array) ? PyArray_STRIDE(array, 0) : 0;
-  if (PyArray_NDIM(array) && !found_by(r, (argument_t){NULL, NULL, n, A_TUPLE, 0, 0})) return 0;
+  if (PyArray_NDIM(array) && !found_by(r, (argument_t){NULL, NULL, n, AN_ARRAY_OF_NUMBERS, 0, 0})) return 0;
   for (int64_t i = 0; i < n; i++) {
     const char *const at = PyArray_BYTES(array) + i * stride;
     const int64_t value = item == 8 ? *(const int64_t *)at : kind == 'i' ? (int64_t)*(const int32_t *)at : (int64_t)*(const uint32_t *)at;

@@ -96,6 +96,19 @@ class KindStruct(ctypes.Structure):
     _fields_ = fields("block_kinds.h", "kind_t")
 
 
+NO_BLOCK, ONE_BLOCK, EACH_A_BLOCK = range(3)  # as in block_kinds.h
+
+
+def _blocks_of(moves: BlockMoves, rank: int) -> tuple[int, int]:
+    """What a rank's send buffer and its receive buffer have in calls of a collective."""
+    of_root = EACH_A_BLOCK if rank == moves.root else NO_BLOCK
+    found = {
+        "alltoall": (EACH_A_BLOCK, EACH_A_BLOCK), "allgather": (ONE_BLOCK, EACH_A_BLOCK),
+        "gather": (ONE_BLOCK, of_root), "scatter": (of_root, ONE_BLOCK),
+    }  # fmt: skip
+    return found[moves.collective]
+
+
 class BlockKind(BlockCall):
     """Calls of blocks that differ in lengths and places alone: C fills this one in each time (``block_kinds.h``).
 
@@ -117,7 +130,8 @@ class BlockKind(BlockCall):
         self._tally = np.array([(counters.address(name), 0, 0) for name in names], np.int64)
         self.struct.tally, self.struct.tallies = self._tally.ctypes.data, len(names)
         rings = len(transport.block_memory.takes(moves)) > 1
-        self.kind = KindStruct(item, moves.root, CACHE_BYTES // (2 * n), rings, self._tally.ctypes.data)
+        has = _blocks_of(moves, transport.rank)
+        self.kind = KindStruct(item, moves.root, CACHE_BYTES // (2 * n), rings, *has, self._tally.ctypes.data)
 
     @property
     def address(self) -> int:

@@ -15,6 +15,7 @@ typedef struct kind { /* what Python says of it (block_call.py) */
   int64_t item, root;  /* bytes of an element */
   int64_t nontemporal_from; /* bytes of the larger buffer from which on results are written past the caches */
   int64_t rings;       /* whether there is memory for blocks that go in chunks */
+  int64_t send_has, recv_has; /* NO_BLOCK and its like: what the two buffers of this rank must have */
   int64_t *tally;      /* (counter, bytes, calls): of the call, of its tree, by protocol, what goes out and in by rank */
 } kind_t;
 
@@ -25,7 +26,7 @@ typedef struct {
   const argument_t *counts, *displs; /* n numbers each, or one; no displs: one behind another; no counts: the whole buffer */
 } side_t;
 
-static int is_list(const argument_t *a) { return a->flags == A_LIST || a->flags == A_TUPLE; }
+static int is_list(const argument_t *a) { return a->flags == A_LIST || a->flags == A_TUPLE || a->flags == AN_ARRAY_OF_NUMBERS; }
 
 /* The argument behind one with all its items. */
 static const argument_t *behind(const argument_t *a) {
@@ -56,14 +57,13 @@ static int read_side(const arguments_t *r, const types_t *types, const argument_
     if (numbers + 1 < end && numbers[1].flags == A_NUMBER) s->displs = numbers + 1;
   }
   if (numbers == end || !is_list(numbers)) return 1;
-  s->how = EACH_A_BLOCK;
-  s->counts = are_numbers(numbers, n) ? numbers + 1 : numbers->elements == 2 && are_numbers(numbers + 1, n) ? numbers + 2 : NULL;
-  if (!s->counts) return 0;
-  const argument_t *const next = s->counts + n;
-  if (next < end && is_list(next)) {
-    if (!are_numbers(next, n)) return 0;
-    s->displs = next + 1;
-  }
+  const int pair = numbers->flags == A_TUPLE; /* (counts, displacements); `unpack` in buffers.py reads it so, too */
+  const argument_t *const counts = numbers + pair, *const next = behind(counts);
+  if (!are_numbers(counts, n) || (pair && (numbers->elements != 2 || !are_numbers(next, n)))) return 0;
+  s->how = EACH_A_BLOCK, s->counts = counts + 1;
+  if (next == end || next->flags == A_HANDLE || next->flags == AN_OBJECT) return 1; /* what follows is a type, if anything */
+  if (!are_numbers(next, n)) return 0;
+  s->displs = next + 1;
   return 1;
 }
 
@@ -93,7 +93,7 @@ static int fill_kind(const kind_t *k, call_t *call, const arguments_t *r, const 
   int64_t buffer = 0, sent = 0, received = 0, own[2] = {0, 0}, free[2] = {0, 0}, longest = 0;
   const argument_t *const first = r->key.arguments;
   if (r->key.count < 2 || !read_side(r, types, first, &buffer, n, &send) || !read_side(r, types, behind(first), &buffer, n, &recv)) return 0;
-  if ((send.how == EACH_A_BLOCK && b->shared) || !all_apart(&r->key)) return 0;
+  if (send.how != k->send_has || recv.how != k->recv_has || !all_apart(&r->key)) return 0;
   for (int64_t i = 0; i < call->tallies; i++) call->tally[TALLY_WORDS * i + 1] = call->tally[TALLY_WORDS * i + 2] = 0;
   for (int64_t p = 0; p < n; p++) {
     block_t *const e = b->each + p;

@@ -1,7 +1,9 @@
 """Calls of blocks whose lengths differ from call to call: C makes them, and they are what Python would have made."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,3 +135,52 @@ def test_a_rank_that_comes_late_to_such_a_call_is_waited_for(comm: MPI.Intracomm
                 time.sleep(1.2)
             ours.Alltoallv([x, [count] * 2], [y, [count] * 2])
             assert (y[: 2 * count] == np.tile(x[comm.rank * count : (comm.rank + 1) * count], 2)).all()
+
+
+EQUAL: dict[str, Callable[[Array, int, int], Any]] = {  # of equal blocks, as one may say that
+    "an array": lambda x, count, n: x[: count * n],
+    "a count": lambda x, count, n: [x, count],
+    "a count and a type": lambda x, count, n: (x, count, MPI.DOUBLE),
+    "a count and a step": lambda x, count, n: [x, (count, count + 1)],
+    "counts": lambda x, count, n: [x, [count] * n],
+    "counts and a step": lambda x, count, n: [x, [count] * n, count + 1, MPI.DOUBLE],
+    "counts in an array": lambda x, count, n: [x, np.full(n, count)],
+    "counts and displacements": lambda x, count, n: [x, ([count] * n, tuple(range(0, n * count + n, count + 1))[:n])],
+}
+
+
+@pytest.mark.parametrize("kind", ["Alltoallv", "Allgatherv", "Gatherv", "Scatterv"])
+@mpi(ranks=(1, 2, 3), timeout=60)
+def test_calls_of_nothing_say_nothing_of_later_ones(comm: MPI.Intracomm, kind: str) -> None:
+    """The first call of a form has no element: from that C cannot see how it reads the form."""
+    rank, n = comm.rank, comm.size
+    x = np.arange(100.0) + 100 * rank
+    for form, root in itertools.product(EQUAL, range(n)):
+        with blinkmpi.Communicator(comm, executor="c") as ours:
+            for count in (0, 0, 1, 2, 0, 3, 1):
+                found = []
+                for each in ours, comm:
+                    y, blocks, one = np.full(100, -1.0), partial(EQUAL[form], count=count, n=n), x[:count]
+                    if kind == "Alltoallv":
+                        each.Alltoallv(blocks(x), blocks(y))
+                    elif kind == "Allgatherv":
+                        each.Allgatherv(one, blocks(y))
+                    elif kind == "Gatherv":
+                        each.Gatherv(one, blocks(y) if rank == root else None, root)
+                    else:
+                        each.Scatterv(blocks(x) if rank == root else None, y[:count], root)
+                    found.append(y)
+                assert (found[0] == found[1]).all(), (form, root, count)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_what_a_rank_passes_beside_the_root_is_not_looked_at(comm: MPI.Intracomm) -> None:
+    """As MPI has it: the receive buffer of a Gatherv matters at its root alone, and so does what a Scatterv sends."""
+    rank, x = comm.rank, np.arange(100.0)
+    with blinkmpi.Communicator(comm, executor="c") as ours:
+        for count in (0, 0, 1, 2, 0, 3):
+            y, z = np.full(100, -1.0), np.full(count, -1.0)
+            ours.Gatherv(x[:count], [y, [count] * 2] if rank == 0 else y[:count], 0)
+            ours.Scatterv([x, [count] * 2] if rank == 0 else x[:count], z, 0)
+            assert (y[: 2 * count] == np.tile(x[:count], 2) if rank == 0 else y == -1).all()
+            assert (z == x[rank * count : (rank + 1) * count]).all()
