@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,12 +12,12 @@ import numpy as np
 from mpi4py import MPI
 from mpi4py.MPI import Intracomm
 
-from ..errors import BufferTypeError
+from ..errors import BlinkError, BufferTypeError
 from ..program.call import Call
 from ..transport.announcement import COUNT, Called
 from . import arguments, block_arguments
 from .arguments import NeedsNumbers, Prepared
-from .buffers import detached, hold, mpi_op
+from .buffers import DelegatedToMPI, detached, flat, hold, in_place, mpi_op
 from .cuda.buffers import lies_on_device
 
 
@@ -104,6 +105,15 @@ def _iexscan(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> MPI
     return comm.Iexscan(sendbuf, recvbuf, op)
 
 
+def _ialltoallv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any) -> MPI.Request:
+    """MPI's own, never in place: Open MPI 5's gives the blocks of other ranks where some are empty."""
+    if in_place(sendbuf):
+        first, *others = recvbuf if isinstance(recvbuf, list | tuple) else [recvbuf]
+        with contextlib.suppress(BlinkError, DelegatedToMPI):  # of what shows no memory of its own, as MPI.BOTTOM
+            sendbuf = [flat(first, "recvbuf", writable=False).copy(), *others]
+    return comm.Ialltoallv(sendbuf, recvbuf)
+
+
 def _no_custom(comm: MPI.Intracomm, *args: Any) -> MPI.Request:
     raise BufferTypeError("Custom() is no collective of MPI's, and these arguments are MPI's alone; pass contiguous "
                           "arrays of types that blinkmpi has, and an operation that it has")  # fmt: skip
@@ -121,7 +131,7 @@ GATHERV = CollectiveMethod("gatherv", block_arguments.gatherv, Intracomm.Igather
 SCATTERV = CollectiveMethod("scatterv", block_arguments.scatterv, Intracomm.Iscatterv, needs_numbers=True)
 ALLGATHERV = CollectiveMethod("allgather", block_arguments.allgatherv, Intracomm.Iallgatherv)
 ALLTOALL = CollectiveMethod("alltoall", block_arguments.alltoall, Intracomm.Ialltoall)
-ALLTOALLV = CollectiveMethod("alltoallv", block_arguments.alltoallv, Intracomm.Ialltoallv, needs_numbers=True)
+ALLTOALLV = CollectiveMethod("alltoallv", block_arguments.alltoallv, _ialltoallv, needs_numbers=True)
 SCAN = CollectiveMethod("scan", arguments.scan, Intracomm.Iscan)
 EXSCAN = CollectiveMethod("exscan", arguments.exscan, _iexscan)
 CUSTOM = CollectiveMethod("custom", block_arguments.custom, _no_custom, buffers=0b110)

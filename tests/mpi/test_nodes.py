@@ -1,5 +1,6 @@
 """Several nodes, made of one machine by BLINKMPI_NODES: no shared memory leads from one to the other, only messages."""
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -227,3 +228,21 @@ def test_what_lay_in_memory_before_is_no_announcement(comm: MPI.Intracomm) -> No
         for _ in range(3):
             ours.Dup().Free()
             ours.Barrier()
+
+
+@mpi(ranks=(6,), timeout=60)
+def test_blocks_in_place_some_of_which_are_empty(comm: MPI.Intracomm) -> None:
+    """MPI makes these calls, and Open MPI's own non-blocking one gives the blocks of other ranks if it is in place."""
+    rank, n = comm.rank, comm.size
+    with mock.patch.dict(os.environ, {"BLINKMPI_NODES": "1+3+2"}), blinkmpi.Communicator(comm) as ours:
+        for count in (3, 30_000):
+            lengths = [0 if (rank + r) % 3 == 2 else count + rank * r for r in range(n)]
+            places = [0, *itertools.accumulate(lengths)]
+            for call, whole in itertools.product((ours.Alltoallv, ours.Ialltoallv), (True, False)):
+                x = np.concatenate([np.arange(k) + 1e6 * (n * rank + r) for r, k in enumerate(lengths)])
+                spec = [x, lengths, places[:n], MPI.DOUBLE] if whole else [memoryview(x), lengths]
+                done = call(MPI.IN_PLACE, spec)  # type: ignore[operator]
+                if done is not None:
+                    done.Wait()
+                for r, k in enumerate(lengths):
+                    assert (x[places[r] : places[r + 1]] == np.arange(k) + 1e6 * (n * r + rank)).all(), (count, r)
