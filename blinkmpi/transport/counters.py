@@ -79,7 +79,7 @@ class Counters:
 
     def clear(self) -> None:
         """Count from nothing again."""
-        self.words[1:, : NS + 1] = 0
+        self.words[1 : int(self.words[0, USED]), : NS + 1] = 0  # no other line: there may be no memory for it
 
     def _add(self, name: Name) -> int:
         text, at = msgspec.json.encode(name), int(self.words[0, USED])

@@ -32,6 +32,17 @@ def program_of(name: str, collective: Any, nbytes: int = 1 << 20) -> Program:
     return program_for(plan, call, choose(plan, call))
 
 
+def test_what_is_cleared_is_what_was_used() -> None:
+    """There may be no memory for other lines yet, and whoever touches one would die of it."""
+    memory, counters = fresh()
+    counters.add(("link", 1, 3), Count(100, 1, 7))
+    used = int(counters.words[0, 1])
+    memory[used * LINE_BYTES :] = 1
+    counters.clear()
+    assert counts_in(memory) == {}
+    assert (memory[used * LINE_BYTES :] == 1).all()
+
+
 def test_what_is_added_is_read_again() -> None:
     memory, counters = fresh()
     assert is_counters(memory)
