@@ -1,9 +1,10 @@
 """A rank of somebody else's program, which is not changed: ``python tests/clients/rank.py --by blink ...``.
 
-``--by blink`` puts a Communicator where the program finds ``MPI.COMM_WORLD`` and ``MPI.COMM_SELF``, or, where torchrun
-has started it, backend blink where it asks ``torch.distributed`` for gloo; ``--by plain`` changes nothing. ``--tests``
-runs files of tests by pytest, ``--program`` a file and ``--module`` a module as its ``__main__``; a program is one
-test, and what it leaves in ``RESULT`` is kept. A line of ``RANK.jsonl`` says when a test begins, another how it ended.
+``--by blink`` puts a Communicator where the program finds ``MPI.COMM_WORLD``, as ``blinkmpi run`` does, or, where
+torchrun has started it, backend blink where it asks ``torch.distributed`` for gloo; ``--by plain`` changes nothing.
+``--tests`` runs files of tests by pytest, ``--program`` a file and ``--module`` a module as its ``__main__``; a program
+is one test, and what it leaves in ``RESULT`` is kept. A line of ``RANK.jsonl`` says when a test begins, another how it
+ended.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,24 +69,6 @@ def named(nodeid: str) -> str:
     """A test's name without its folder."""
     path, colons, name = nodeid.partition("::")
     return Path(path).name + colons + name
-
-
-def put_communicators() -> Callable[[], None]:
-    """Let mpi4py's module have Communicators; gives what frees them."""
-    from mpi4py import MPI
-
-    import blinkmpi
-
-    own = MPI.COMM_WORLD, MPI.COMM_SELF
-    made = MPI.COMM_WORLD, MPI.COMM_SELF = tuple(map(blinkmpi.Communicator, own))  # type: ignore[misc]
-
-    def free() -> None:
-        MPI.COMM_WORLD, MPI.COMM_SELF = own  # type: ignore[misc]
-        if not MPI.Is_finalized():
-            for comm in made:
-                comm.Free()
-
-    return free
 
 
 def put_backend() -> None:
@@ -161,12 +143,14 @@ def main() -> int:
 
     record = Record(asked.into, MPI.COMM_WORLD.rank)
     world = MPI.COMM_WORLD
-    free = put_communicators() if asked.by == BLINK else lambda: None
+    if asked.by == BLINK:
+        from blinkmpi.world import World
+
+        World().put()
     world.Barrier()  # no rank's times hold the start of another
     failed = run(asked, record)
     if failed and not asked.tests:  # the others may be in a call
         MPI.COMM_WORLD.Abort(1)
-    free()
     return failed
 
 
