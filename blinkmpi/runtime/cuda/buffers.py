@@ -118,6 +118,12 @@ def tensor_types() -> tuple[Any, ...]:
     return (torch.Tensor, nn.Parameter) if torch is not None and hasattr(nn, "Parameter") else ()
 
 
+def read_by_c(array: Any) -> bool:
+    """Whether C reads arrays of this type, too (device_arrays.h)."""
+    cupy = imported("cupy")
+    return type(array) in tensor_types() or (cupy is not None and type(array) is cupy.ndarray)
+
+
 def check_shown(tensor: Any, name: str) -> None:
     """Raise ArgumentError for a view of a torch tensor whose memory has other values than it shows."""
     if tensor.is_conj() or tensor.is_neg():

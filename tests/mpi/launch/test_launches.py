@@ -161,7 +161,7 @@ def test_c_launches_what_python_launches(comm: MPI.Intracomm) -> None:
 @mpi(ranks=(2,), timeout=60)
 def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> None:
     with gpu_job(comm, "allreduce:trees") as (ours, driver):
-        x, y, z, other = tensors(4)
+        x, y, z = tensors(3)
         allreduce = partial(ours.Allreduce, MPI.IN_PLACE, stream=STREAM)
         for _ in range(2):
             assert not made_by_c(ours, partial(allreduce, x)), "what is made once need not be known to C"
@@ -171,6 +171,11 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
         for _ in range(2):
             assert not made_by_c(ours, partial(allreduce, parameter)), "a new type"
         assert made_by_c(ours, partial(allreduce, parameter))
+        face = {"shape": (COUNT,), "typestr": "<f4", "data": (z.data_ptr(), False), "version": 3}
+        other = SimpleNamespace(__cuda_array_interface__=face)  # which may say another address each time
+        for _ in range(4):
+            assert not made_by_c(ours, partial(ours.Allreduce, other, y, stream=STREAM)), "of a library C does not read"
+            assert driver.last()[4][transport_of(ours).n + 1 :].count(z.data_ptr()) == 1
         driver["gil"] = 1
         assert made_by_c(ours, partial(allreduce, x))
         assert not driver["gil"], "the queue of launches may be full"
@@ -219,7 +224,6 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
             allreduce(z)
         driver["foreign"] = 1
         assert made_by_c(ours, partial(allreduce, z))
-        assert made_by_c(ours, partial(allreduce, other))
         for host in ((x.numpy().copy(), y.numpy().copy()),):
             with pytest.raises(ArgumentError, match="stream= is for buffers in GPU memory"):
                 ours.Allreduce(*host, stream=STREAM)
