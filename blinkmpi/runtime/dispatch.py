@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from ..errors import BlinkError, PeerLost
+from ..transport.announcement import Called
 from ..transport.host.repeated import Found
 from ..transport.interface import Refused
 from ..transport.network.bounded import Rendezvous
@@ -226,7 +227,7 @@ class Dispatcher:
             return
         failed: BaseException | None = None
         try:
-            sequence.meet("free()")
+            host.barrier(sequence.next(), Called("free()"), self.context.timeout_s)
         except BaseException as error:
             failed = error.error if isinstance(error, Refused) else error
         if failed is not None:

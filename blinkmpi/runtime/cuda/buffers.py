@@ -118,10 +118,10 @@ def tensor_types() -> tuple[Any, ...]:
     return (torch.Tensor, nn.Parameter) if torch is not None and hasattr(nn, "Parameter") else ()
 
 
-def read_by_c(array: Any) -> bool:
-    """Whether C reads arrays of this type, too (device_arrays.h)."""
+def types_for_c() -> frozenset[Any]:
+    """The types of arrays that C reads, too (device_arrays.h)."""
     cupy = imported("cupy")
-    return type(array) in tensor_types() or (cupy is not None and type(array) is cupy.ndarray)
+    return frozenset(tensor_types() if cupy is None else (cupy.ndarray, *tensor_types()))
 
 
 def check_shown(tensor: Any, name: str) -> None:

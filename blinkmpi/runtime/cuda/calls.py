@@ -15,7 +15,7 @@ from ..arguments import Prepared
 from ..calls_without_program import EmptyCall
 from ..collectives import describe
 from ..requests import ProgressThread, Request
-from .buffers import device_array, device_parts, read_by_c, stream_address
+from .buffers import device_array, device_parts, stream_address, types_for_c
 from .call import CudaCall
 from .context import CudaContext
 from .copies import Buckets
@@ -76,8 +76,10 @@ class CudaCalls:
             ready, kernel, search = context.fill(ready, text, on, timeout_s)
             bound = CudaCall(self.history, kernel, called, ready, on, holder, search, timeout_s)
         alike = {b.stream for b in (ready.send, ready.recv) if isinstance(b, DeviceArray)}
-        if (told is not None or len(alike) == 1) and all(map(read_by_c, parts := [*device_parts(args)])):
-            bound.learn_places(ready, [*map(device_array, parts)])
+        if args and (told is not None or len(alike) == 1):
+            parts = [*device_parts(args)]
+            if types_for_c().issuperset(map(type, parts)):
+                bound.learn_places(ready, [*map(device_array, parts)])
         return bound
 
     def request(self, bound: CudaCall | EmptyCall, operands: tuple[Any, ...]) -> MPI.Request:
