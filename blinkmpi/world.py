@@ -42,6 +42,12 @@ class World(Communicator):
             raise MPI.Exception(MPI.ERR_COMM)
         super().Free()
 
+    Disconnect = Free
+
+    def Get_info(self) -> MPI.Info:
+        """What MPI says of itself, as which memory it takes, it says of its own communicator alone."""
+        return REAL.Get_info()
+
     def __reduce__(self) -> str:  # type: ignore[override]
         return "COMM_WORLD"
 

@@ -48,9 +48,7 @@ def run(args: argparse.Namespace) -> int:
             UNCAUGHT.set()
         program.set_abort_status(end)
         raise
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
+    except Exception:
         sys.excepthook(*sys.exc_info())
         UNCAUGHT.set()
         program.set_abort_status(1)

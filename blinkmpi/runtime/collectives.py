@@ -106,7 +106,7 @@ def _iexscan(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> MPI
 
 
 def _ialltoallv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any) -> MPI.Request:
-    """MPI's own, never in place: Open MPI 5's gives the blocks of other ranks where some are empty."""
+    """MPI's own, of a copy where it is in place: Open MPI 5's then gives other ranks' blocks where some are empty."""
     if in_place(sendbuf):
         first, *others = recvbuf if isinstance(recvbuf, list | tuple) else [recvbuf]
         with contextlib.suppress(BlinkError, DelegatedToMPI):  # of what shows no memory of its own, as MPI.BOTTOM

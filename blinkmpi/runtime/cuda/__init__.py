@@ -5,7 +5,7 @@
 ``templates``  one table for all counts of about one size
 ``buffers``  reads buffer specifications that show GPU memory, and streams
 ``calls``    the calls of a communicator: binds them, and tells C of them
-``call``     a call that is bound: put its kernel on a stream; ``started`` waits for it and raises what went wrong
+``call``     a call that is bound: put its kernel on a stream; ``in_flight`` waits for it and raises what went wrong
 ``history``  what the calls so far have in common: their number among the ranks, and what they leave
 ``copies``   what a call copies before its kernel and behind it, and the buckets of groups
 ``repeating``  what C needs to launch a kernel again, with buffers at other addresses

@@ -24,7 +24,7 @@ from ...transport.network.endpoints import Endpoints
 from ..arguments import Prepared
 from .copies import CopiesAround
 from .history import CallHistory
-from .started import GRACE_S, StartedCall
+from .in_flight import GRACE_S, CallInFlight
 
 
 class Place(NamedTuple):
@@ -96,7 +96,7 @@ class CudaCall:
             self.starts = self.history.started.of(self.call, self.kernel.protocol)
         self.starts.number += 1
         if self._report[1]:  # a kernel has aborted
-            raise self.as_started().failure()
+            raise self.in_flight().failure()
         if self._plain:
             self.host.records.announce_kernel(seq, self.fingerprint, self.record, self.timeout_s)
             self._launch(self._number)
@@ -120,30 +120,30 @@ class CudaCall:
             if ring is not None:
                 ring.call(self.text, seq, began_ns, time.monotonic_ns())
 
-    def as_started(self, on: Any = None) -> StartedCall:
+    def in_flight(self, on: Any = None) -> CallInFlight:
         """The call as it was started last.
 
         Args:
             on: what is waited for; None for its stream.
         """
-        return StartedCall(self.history, self.seq, self.text, self.timeout_s, self.stream if on is None else on)
+        return CallInFlight(self.history, self.seq, self.text, self.timeout_s, self.stream if on is None else on)
 
     def test(self) -> bool:
         """Whether the stream is through."""
-        return self.as_started().test()
+        return self.in_flight().test()
 
     @property
     def captured(self) -> bool:
         """Whether the stream is being captured into a graph, whose replays make the call."""
         return self.context.gpu.capturing(self.stream)
 
-    def pending(self) -> StartedCall:
+    def pending(self) -> CallInFlight:
         """The call as started now, to be waited for while later calls use the stream."""
-        return self.as_started(self.context.gpu.mark(self.stream))
+        return self.in_flight(self.context.gpu.mark(self.stream))
 
     def wait(self, progress: Callable[[], bool] = lambda: False) -> None:
-        """As :meth:`.StartedCall.wait`."""
-        self.as_started().wait(progress)
+        """As :meth:`.CallInFlight.wait`."""
+        self.in_flight().wait(progress)
 
     def _put_on_stream(self) -> None:
         self.around.before()

@@ -26,8 +26,8 @@ from .buffers import tensor_types
 from .call import CudaCall
 from .context import CudaContext
 from .history import CallHistory
+from .in_flight import CallInFlight
 from .operands import OperandsInFlight
-from .started import StartedCall
 
 RECENT = 64  # counts after which one is as new
 
@@ -84,7 +84,7 @@ class Launch:
         began_ns = time.monotonic_ns()
         history = self._history
         if not history.context.gpu.capturing(self._stream):  # in a graph there is nothing to wait for
-            StartedCall(history, seq, self.text, self._timeout_s, self._stream).wait()
+            CallInFlight(history, seq, self.text, self._timeout_s, self._stream).wait()
             if (ring := history.host.recorder.ring) is not None:
                 ring.call(self.text, seq, began_ns, time.monotonic_ns())
 

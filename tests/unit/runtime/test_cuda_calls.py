@@ -27,7 +27,7 @@ from blinkmpi.runtime import arguments as calls
 from blinkmpi.runtime import call_keys
 from blinkmpi.runtime.arguments import Prepared
 from blinkmpi.runtime.buffers import parse
-from blinkmpi.runtime.cuda import started
+from blinkmpi.runtime.cuda import in_flight
 from blinkmpi.runtime.cuda.aware import agree, claimed, ladder, words
 from blinkmpi.runtime.cuda.buffers import device_buffer, stream_address
 from blinkmpi.runtime.cuda.call import CudaCall
@@ -280,8 +280,8 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(started, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(started, "GRACE_S", 0.0)
+    monkeypatch.setattr(in_flight, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(in_flight, "GRACE_S", 0.0)
     return iter([None])
 
 

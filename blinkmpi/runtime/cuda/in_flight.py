@@ -1,4 +1,4 @@
-"""``StartedCall``: wait for a call that was put on its stream, and raise what went wrong."""
+"""``CallInFlight``: wait for a call that was put on its stream, and raise what went wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if i
 SHORT_S = 0.001  # a wait polls without sleeping for so long
 
 
-class StartedCall:
+class CallInFlight:
     """A call on a stream.
 
     Args:
