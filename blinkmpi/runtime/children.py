@@ -25,6 +25,7 @@ from ..errors import PeerLost
 from ..planning.algorithms import for_part
 from ..planning.on_demand import Latest, Planned
 from ..planning.plan import Plan
+from ..topology.live import NOBODY
 from ..topology.model import Topology
 from ..transport.host.capabilities import Known
 from ..transport.liveness import died_of
@@ -62,7 +63,7 @@ class Parent:
         file: the memory in which children have room; None where there is none.
         visible: of each rank, whether its process can be seen from here.
         gpu, gpu_machine: this rank's, and that of all, if every rank has one.
-        why_no_gpus: why no rank has a GPU; None if some have one.
+        why_no_gpus: why they have no GPUs together; empty if they have.
         plans: of communicators of some of the ranks, by these.
         warn_once: logs what would be said of each child.
         spares: what its children leave.
@@ -83,7 +84,7 @@ class Parent:
     visible: Sequence[bool]
     gpu: Gpu | None
     gpu_machine: Topology | None
-    why_no_gpus: str | None
+    why_no_gpus: str
     plans: LRU[tuple[int, ...], Latest]
     warn_once: LogOnce
     spares: Spares
@@ -223,13 +224,19 @@ class Child:
     def may_wait(self, args: tuple[Any, ...]) -> bool:
         """Whether a call with these arguments can open it in a thread: on host memory, by an operation of MPI's."""
         own = any(isinstance(arg, MPI.Op) and not arg.is_predefined for arg in args)
-        return self.parent.why_no_gpus is not None and not own and not any(map(lies_on_device, args))
+        return bool(self.why_no_gpus) and not own and not any(map(lies_on_device, args))
 
     @property
     def may_take(self) -> bool:
         """Whether one of these ranks can have left something; the same on every rank."""
         parent = self.parent
-        return parent.why_no_gpus is not None and (not any(parent.firsts) or len(set(self.firsts)) == 1)
+        return parent.gpu is None and (not any(parent.firsts) or len(set(self.firsts)) == 1)
+
+    @cached_property
+    def why_no_gpus(self) -> str:
+        """Why its ranks can have no GPUs together, if its parent's reason is one for it, too; else empty."""
+        why = self.parent.why_no_gpus
+        return why if why.startswith(NOBODY) or len(self.ranks) == self.parent.group.mpi.size else ""
 
     @property
     def first_call(self) -> str:
@@ -290,8 +297,8 @@ class Child:
         return replace(
             parent, group=Group(self.comm.Get_group()), options=self.options, machine=self.machine, nodes=self.nodes,
             firsts=self.firsts, known=parent.known.of(self.ranks), visible=[parent.visible[r] for r in self.ranks],
-            gpu_machine=self._part(parent.gpu_machine) if parent.gpu_machine else None, plans=LRU(SETS),
-            spares=Spares(),
+            gpu_machine=self._part(parent.gpu_machine) if parent.gpu_machine else None, why_no_gpus=self.why_no_gpus,
+            plans=LRU(SETS), spares=Spares(),
         )  # fmt: skip
 
     @property

@@ -21,7 +21,7 @@ from ..planning.plan import ONE_SHOTS, Rule
 from ..planning.slots import Gpus
 from ..program.call import Call
 from ..program.ir import Program
-from ..topology.live import NOBODY, gather
+from ..topology.live import gather
 from ..topology.model import Topology
 from ..topology.network_rate import net_rates, with_net
 from ..transport import python_stacks
@@ -162,7 +162,8 @@ class Context(Outlook):
     def _inherit(self, child: Child) -> None:
         """Take over what the parent's ranks have found out, and open the transports."""
         parent, firsts = child.parent, child.firsts
-        if parent.why_no_gpus is not None:
+        self.why_no_gpus = child.why_no_gpus
+        if self.why_no_gpus:
             self.rendezvous.work_s = 0.0  # nobody has work to do between two exchanges
         self.nodes, self.machine, self.emulated, self.place = child.nodes, child.machine, parent.emulated, parent.place
         self.node = self.ranks.of_nodes(firsts)
@@ -178,10 +179,8 @@ class Context(Outlook):
         if parent.file is not None and min(told[first][1] for first in firsts) >= 0:
             visible = [parent.visible[r] for r in child.ranks]
             place = Place(parent.file, told[firsts[self.rank]][1], firsts, parent.arena_bytes, visible)
-        if parent.why_no_gpus is None:
+        if not self.why_no_gpus:
             self._open_gpus(net_rates(self.machine), again=True)
-        else:
-            self.why_no_gpus = parent.why_no_gpus
         self._open_host(parent.known.of(child.ranks), place)
         self.rendezvous.work_s = WORK_SECONDS  # rank 0 may have to plan
         self.planned = self._host_plans(known if len({digest for digest, _, _ in told}) == 1 else None)
@@ -345,7 +344,7 @@ class Context(Outlook):
                 visible=window.pages.visible,
                 gpu=gpus.gpu if gpus else None,
                 gpu_machine=gpus.machine if gpus else None,
-                why_no_gpus=self.why_no_gpus if self.why_no_gpus.startswith(NOBODY) else None,
+                why_no_gpus=self.why_no_gpus,
                 plans=plans,
                 warn_once=self.warn_once,
                 spares=Spares(),

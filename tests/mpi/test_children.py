@@ -258,6 +258,23 @@ def test_the_next_of_the_same_ranks_goes_on_with_what_one_has_left(comm: MPI.Int
         same.Free()
 
 
+@mpi(ranks=(2, 4))
+def test_gpus_are_looked_for_once_where_ranks_share_one(comm: MPI.Intracomm) -> None:
+    looked_for = mock.patch("blinkmpi.runtime.context.open_gpus", return_value=(None, "rank 3 has no GPU"))
+    with blinkmpi.Communicator(comm, timeout=20) as ours, looked_for as open_gpus:
+        ours.context.why_no_gpus = "ranks 0 and 1 are both on GPU 0"  # no reason for each part of the ranks
+        for i in range(3):
+            for parts in (1, 2):
+                child = ours.Split(comm.rank % parts, comm.rank)
+                total(child)
+                assert child.context.gpus is None
+                grandchild = child.Dup()
+                total(grandchild)
+                grandchild.Free()
+                child.Free()
+                assert open_gpus.call_count == int((i, parts) > (0, 1))
+
+
 @mpi(ranks=(2, 3))
 def test_ranks_that_hold_different_ones_open_another(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm, timeout=20) as ours:
