@@ -12,6 +12,8 @@ typedef struct {
 
 launch_t fake_log[LOG];
 int64_t fake_launches, fake_words, fake_error, fake_captured, fake_asked; /* fake_words: to remember of the arguments */
+int64_t fake_waits, fake_external, fake_before; /* waits for events, those of graphs; launches before the last one */
+int64_t fake_records, fake_behind;              /* records of events; launches before the last one */
 uint64_t fake_context = 77, fake_foreign = 1; /* the address of another GPU's memory */
 uint64_t fake_current_stream;
 int64_t fake_gil; /* whether the last launch was made with the GIL held */
@@ -33,6 +35,14 @@ int cuPointerGetAttribute(void *found, int attribute, uint64_t at) {
   *(int *)found = attribute == 2 ? 2 : at == fake_foreign;
   return 0;
 }
+
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+  (void)stream, (void)event;
+  fake_waits++, fake_external += flags & 1, fake_before = fake_launches;
+  return 0;
+}
+
+int cuEventRecord(void *event, void *stream) { return (void)event, (void)stream, fake_records++, fake_behind = fake_launches, 0; }
 
 int cuStreamIsCapturing(void *stream, int *found) { return (void)stream, *found = (int)fake_captured, 0; }
 

@@ -23,10 +23,11 @@ from blinkmpi.runtime import context as runtime_context
 from blinkmpi.runtime.cuda import buffers
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda import device
-from blinkmpi.transport.cuda.device import Kernel
-from blinkmpi.transport.cuda.transport import LAST
+from blinkmpi.transport.cuda import device, order
+from blinkmpi.transport.cuda.device import Capture, Kernel
 
+EVENT = 99  # an event's handle
+GPUS = count()  # that were made
 DRIVER = Path(__file__).with_name("driver.c")
 EXCHANGE = "__dlpack_c_exchange_api__"
 
@@ -85,6 +86,8 @@ class FakeGpu:
     def __init__(self, driver: FakeDriver) -> None:
         self.fake, self.driver = driver, driver.code
         self._at, self.compiled = count(1 << 40, 1 << 30), 0
+        self._captures = next(GPUS) << 32  # a capture has a number of its own
+        self.nodes: list[tuple[Capture, int]] = []  # which record an event: what they follow, the one before
         self._pinned: dict[int, Any] = {}
         self.runtime = SimpleNamespace(deviceSynchronize=lambda: None)
         self.versions: dict[str, str] = {}
@@ -92,8 +95,10 @@ class FakeGpu:
     @property
     def functions(self) -> dict[str, int]:
         """As the real one has it."""
-        names = {"launch": "cuLaunchKernel", "current": "cuCtxGetCurrent", "attribute": "cuPointerGetAttribute",
-                 "capturing": "cuStreamIsCapturing"}  # fmt: skip
+        names = {
+            "launch": "cuLaunchKernel", "current": "cuCtxGetCurrent", "attribute": "cuPointerGetAttribute",
+            "capturing": "cuStreamIsCapturing", "wait": "cuStreamWaitEvent", "record": "cuEventRecord",
+        }  # fmt: skip
         code = self.fake.code
         found = {name: ctypes.cast(getattr(code, symbol), ctypes.c_void_p).value or 0 for name, symbol in names.items()}
         return {**found, "context": 77, "device": 0}
@@ -138,6 +143,22 @@ class FakeGpu:
 
     def capturing(self, stream: int) -> bool:
         return bool(self.fake["captured"])
+
+    def capture(self, stream: int) -> Capture:
+        return Capture(self._captures + self.fake["captured"], 1, (self.fake["launches"],))
+
+    def event(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(EVENT)
+
+    def wait(self, stream: int, event: ctypes.c_void_p, *, external: bool = False) -> None:
+        self.driver.cuStreamWaitEvent(ctypes.c_void_p(stream), event, int(external))
+
+    def record(self, stream: int, event: ctypes.c_void_p) -> None:
+        self.driver.cuEventRecord(event, ctypes.c_void_p(stream))
+
+    def add_record(self, capture: Capture, event: ctypes.c_void_p, before: int) -> int:
+        self.nodes.append((capture, before))
+        return len(self.nodes)
 
     def mark(self, stream: int) -> int:
         return 0
@@ -190,6 +211,7 @@ def fake_gpus(algo: str = "") -> Iterator[FakeDriver]:
         own = getattr(torch.Tensor, EXCHANGE, None)
         if own is not None:
             stack.enter_context(mock.patch.object(torch.Tensor, EXCHANGE, driver.exchange(own), create=True))
-        LAST.clear()
-        yield driver
-        LAST.clear()
+        with mock.patch.object(order.ORDER, "chain", ctypes.c_void_p()):
+            order.ORDER.last.clear()
+            yield driver
+            order.ORDER.last.clear()

@@ -41,6 +41,7 @@ KNOWN = {
     "CMA_NTHREADS": "1 or 2: threads that read long vectors where half of the ranks only wait (default 2)",
     "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
     "RANKS_PER_GPU": "ranks that may share a GPU and take turns on it (default 1; for tests)",
+    "GRAPH_MIXING": "0: CUDA graphs get no nodes that keep all calls in order; what overlaps is an error (default 1)",
     "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
     "MAX_CTAS": "CTAs of a kernel at most, so that other kernels have room (default: the GPU's SMs but 32)",
     "TRACE": "write a trace of the calls to this file, for Perfetto or chrome://tracing",
@@ -74,6 +75,7 @@ class Settings(Value, frozen=True):
     cma_threads: int = 2
     gpu_disable: bool = False
     ranks_per_gpu: int = 1
+    graph_mixing: bool = True
     cuda_aware: bool | None = None
     max_ctas: int = 0
     trace: str = ""
@@ -125,6 +127,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         cma_threads=_choice(ours, "CMA_NTHREADS", (1, 2), 2),
         gpu_disable=_switch(ours, "GPU_DISABLE"),
         ranks_per_gpu=int(_number(ours, "RANKS_PER_GPU", 1, least=1, most=MOST_RANKS_PER_GPU)),
+        graph_mixing=_switch(ours, "GRAPH_MIXING", "1"),
         cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
         max_ctas=int(_number(ours, "MAX_CTAS", 0, least=1, most=MOST_CTAS)),
         trace_events=int(_number(ours, "TRACE_EVENTS", TRACE_EVENTS, least=LEAST_EVENTS, most=MOST_EVENTS)),

@@ -57,6 +57,7 @@ class CudaContext:
         here: the ranks of this node, which are those of ``comm``, if there are several nodes.
         aware: whether MPI takes chunks for other nodes from GPU memory.
         crossing: how they go there, and why, for those who ask.
+        mixes: whether calls in graphs keep the order of all calls, whatever streams the graphs are launched on.
         max_ctas: of a kernel, 0 for the default.
         costs: what calls cost on these GPUs.
     """
@@ -73,12 +74,13 @@ class CudaContext:
         here: tuple[int, ...] = (),
         aware: bool = False,
         crossing: str = "",
+        mixes: bool = True,
         max_ctas: int = 0,
         costs: KernelCosts = H200,
     ) -> None:
         self.gpu, self.machine, self.planned, self.emulated, self.here = gpu, machine, plans, emulated, here
         self.crossing, self.costs = crossing, costs
-        self.transport = CudaTransport(comm, gpu, names=here, aware=aware, max_ctas=max_ctas)
+        self.transport = CudaTransport(comm, gpu, names=here, aware=aware, mixes=mixes, max_ctas=max_ctas)
         self.rank = here[comm.rank] if here else comm.rank
         self.comm, self._say = comm, say
         self._kernels: LRU[tuple[Call, Rule], LoadedKernel] = LRU(KERNELS)  # of one count each

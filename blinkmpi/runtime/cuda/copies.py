@@ -54,6 +54,7 @@ class CopiesAround:
             follow = partial(context.transport.follow, stream, holder)  # others use the bucket on other streams
             self._before += [follow, *(_launcher(kernel, "gather", stream) for kernel in self.gathers)]
             self._after += [_launcher(kernel, "scatter", stream) for kernel in self.scatters]
+            self._after.append(partial(context.transport.followed, stream))
         self.any = bool(self._before or self._after)
 
     def before(self) -> None:

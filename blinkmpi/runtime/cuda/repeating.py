@@ -17,7 +17,7 @@ from ...transport.announcement import ON_GPU, Called
 from ...transport.control_pages import BODY, CONTROL
 from ...transport.cuda.kernel_layout import fingerprint_at
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied, moving, name_call
-from ...transport.cuda.transport import LAST, ORDER
+from ...transport.cuda.order import ORDER
 from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
 from ..collectives import describe
@@ -53,7 +53,8 @@ class Launch:
         self._transport, self._holder = transport, call.holder
         self._keep = (kernels, call.starts, records, pages, call.history.number, call.record)
         numbers: dict[str, int] = {
-            **gpu.functions, "stream": call.stream, "asks": int(any(k.table for k in kernels)),
+            **gpu.functions, "stream": call.stream, "chain": ctypes.addressof(ORDER.chain),
+            "asks": int(transport.mixes or any(k.table for k in kernels)),
             "parts": len(parts), "first": first, "end": first + len(kernels),
             "fingerprint_at": fingerprint_at(transport.n), "moves": self._moves.ctypes.data, "moving": len(moves),
             "nbytes": call.nbytes, "n": pages.n, "rank": pages.rank, "stride": CONTROL // 8, "calls": pages.address,
@@ -73,7 +74,7 @@ class Launch:
 
     def follow(self) -> None:
         """Let its stream follow the calls on other streams; who calls this holds their lock."""
-        self._transport.follow_last(self._stream, self._holder)
+        self._transport.begin(self._stream, self._holder)
 
     def go_on(self, seq: int, status: int) -> None:
         """Wait for a launch, or say what became of one that the driver has refused."""
@@ -150,7 +151,7 @@ class Repeating:
     ) -> None:  # fmt: skip
         self._repeated, self._context, self._why, self._say = repeated, context, why, say
         self._quick: Any = None  # how C reads tensors once torch_extension.cpp is there
-        self._own = (ORDER.acquire, ORDER.release, LAST, operands, int(enqueues), context.gpu.device)
+        self._own = (ORDER.lock.acquire, ORDER.lock.release, ORDER.last, operands, int(enqueues), context.gpu.device)
 
     def keep(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> bool:
         """Let C make a call by itself from now on, that has just been made of these arguments; whether it can."""

@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import DeviceError
 
@@ -18,7 +18,8 @@ PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 OF_DEVICE = (2, 3)  # cudaMemoryType: device, managed
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-NOT_READY, INVALID_CONTEXT, INVALID_HANDLE = 600, 201, 400  # of CUresult
+NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+NOT_READY, INVALID_CONTEXT, INVALID_HANDLE, IMPLICIT = 600, 201, 400, 906  # of CUresult
 REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 
 
@@ -92,6 +93,14 @@ class Kernel:
                 raise DeviceError(f"launch of {what}: {error}; this process must be started again") from error
 
         return start
+
+
+class Capture(NamedTuple):
+    """What a stream is captured into: the number of the capture, the graph, and what the next node would follow."""
+
+    number: int
+    graph: int
+    before: tuple[int, ...]
 
 
 class Gpu:
@@ -283,8 +292,10 @@ class Gpu:
     @cached_property
     def functions(self) -> dict[str, int]:
         """For who calls the driver without Python: where its functions lie, our context, and our number."""
-        names = {"launch": "cuLaunchKernel", "current": "cuCtxGetCurrent", "attribute": "cuPointerGetAttribute",
-                 "capturing": "cuStreamIsCapturing"}  # fmt: skip
+        names = {
+            "launch": "cuLaunchKernel", "current": "cuCtxGetCurrent", "attribute": "cuPointerGetAttribute",
+            "capturing": "cuStreamIsCapturing", "wait": "cuStreamWaitEvent", "record": "cuEventRecord",
+        }  # fmt: skip
         at = {name: ctypes.cast(getattr(self.driver, symbol), ctypes.c_void_p) for name, symbol in names.items()}
         found = {name: address.value or 0 for name, address in at.items()}
         return {**found, "context": self._context.value or 0, "device": self.device}
@@ -294,8 +305,54 @@ class Gpu:
         return self._cupy.cuda.get_current_stream()
 
     def capturing(self, stream: int) -> bool:
-        """Whether ``stream`` is being captured into a CUDA graph."""
-        return bool(self.runtime.streamIsCapturing(stream))
+        """Whether a stream is captured into a CUDA graph; or it is the default one, and one that waits for it is."""
+        try:
+            return bool(self.runtime.streamIsCapturing(stream))
+        except Exception as error:  # CuPy's CUDARuntimeError
+            if getattr(error, "status", 0) != IMPLICIT:
+                raise
+            return True
+
+    def capture(self, stream: int) -> Capture:
+        """What a stream is being captured into."""
+        state, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+        before, n = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t()
+        out = map(ctypes.byref, (state, number, graph, before, n))
+        self._checked("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *out)
+        return Capture(number.value, graph.value or 0, tuple(before[i] or 0 for i in range(n.value)))
+
+    def event(self) -> ctypes.c_void_p:
+        """An event without times, which lives as long as the process."""
+        made = ctypes.c_void_p()
+        self._checked("cuEventCreate", ctypes.byref(made), NO_TIMES)
+        return made
+
+    def wait(self, stream: int, event: ctypes.c_void_p, *, external: bool = False) -> None:
+        """Make later work on a stream wait for an event as it is now; as it is when the graph runs, if ``external``."""
+        self._checked("cuStreamWaitEvent", ctypes.c_void_p(stream), event, int(external))
+
+    def record(self, stream: int, event: ctypes.c_void_p) -> None:
+        """Let an event stand for the work that is now on a stream."""
+        self._checked("cuEventRecord", event, ctypes.c_void_p(stream))
+
+    def add_record(self, capture: Capture, event: ctypes.c_void_p, before: int) -> int:
+        """Add a node that records an event behind what is captured so far, and behind a node unless that is 0."""
+        nodes = [*capture.before, *([before] if before else [])]
+        made = ctypes.c_void_p()
+        follows = (ctypes.c_void_p * len(nodes))(*nodes), ctypes.c_size_t(len(nodes))
+        self._checked("cuGraphAddEventRecordNode", ctypes.byref(made), ctypes.c_void_p(capture.graph), *follows, event)
+        return made.value or 0
+
+    def _checked(self, name: str, *args: Any) -> None:
+        """Call a function of the driver, in our context.
+
+        Raises:
+            DeviceError: with its error.
+        """
+        with self.entered():
+            code = getattr(self.driver, name)(*args)
+        if code:
+            raise DeviceError(f"{name}: CUDA error {code}")
 
     def after(self, stream: int, other: int) -> None:
         """Make later work on ``stream`` wait for the work that is now on ``other``."""

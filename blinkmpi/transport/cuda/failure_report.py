@@ -42,9 +42,9 @@ class AbortReport:
             )
         if self.code == OVERLAP:
             return DeviceError(
-                f"GPU call {self.seq}, {text}: rank {me} ran two calls of one communicator at the same time (two "
-                "graphs that were launched on two streams, say, or a graph and a call); put an event between them, or "
-                "give each a Communicator of its own. Their results are wrong, and the communicator is dead"
+                f"GPU call {self.seq}, {text}: rank {me} ran two calls of one communicator at the same time; leave "
+                "BLINKMPI_GRAPH_MIXING at 1, its default, and synchronise before the first capture of a graph; or put "
+                "an event between them. Their results are wrong, and the communicator is dead"
             )
         if self.code == TIMEOUT:
             behind = [(self.seq - seq) & MASK for seq in announced()]

@@ -10,10 +10,8 @@ two kernels: a reduce-scatter by ``slots``, whose results go to all ranks by ``d
 """
 
 import ctypes
-import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -46,14 +44,13 @@ from .memory_layout import (
     sent_first,
 )
 from .network_channels import NetworkBuffers, endpoints_of
+from .order import ORDER
 from .packets import LL16, PROTOCOLS, Codec, PacketProtocol, PacketStreams, fits, ll_buffers, longest_slice, streams
 from .regions import Regions
 from .stage_tables import Table, TableMemory
 from .symmetric_memory import MAX_CLOCKS, REPORT_WORDS, SymmetricMemory
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
-LAST: list[Any] = []  # the stream of this process's last call, and what keeps it
-ORDER = threading.Lock()  # of LAST: threads put their calls on streams one after another
 
 
 class CudaTransport:
@@ -64,6 +61,7 @@ class CudaTransport:
         gpu: this rank's device.
         names: what the ranks of ``comm`` are called in messages.
         aware: whether MPI takes what goes to other nodes from GPU memory.
+        mixes: whether calls in graphs keep the order of all calls, whatever streams the graphs are launched on.
         max_ctas: CTAs of a kernel at most, 0 for the default, which leaves room for other kernels: two that wait for
             peers, ours and NCCL's, must have room on a GPU at once, and the user's own should go on.
 
@@ -79,12 +77,13 @@ class CudaTransport:
         symmetric_bytes: int = SYMMETRIC_BYTES,
         names: Sequence[int] = (),
         aware: bool = False,
+        mixes: bool = True,
         max_ctas: int = 0,
     ) -> None:
         self.n, self.rank, self.gpu, self.symmetric_bytes = comm.size, comm.rank, gpu, symmetric_bytes
         self._comm = comm
         self._names = names or range(comm.size)
-        self.aware = aware
+        self.aware, self.mixes = aware, mixes
         self._network: NetworkBuffers | None = None  # for channels to other nodes, made when a program first wants it
         self.kernels_started = ctypes.c_int64()  # here
         self._host_slots: HostSlots | None = None
@@ -334,8 +333,8 @@ class CudaTransport:
         tables = [p.table for p in parts if p.table]
 
         def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments
-            with ORDER:
-                self.follow_last(stream, holder)
+            with ORDER.lock:
+                self.begin(stream, holder)
                 if tables and self.gpu.capturing(stream):
                     self._captured.update(tables)
                 self.kernels_started.value += len(launches)
@@ -343,27 +342,28 @@ class CudaTransport:
                     args[at] = (said + number) & MASK
                     launch()
                     args[at] = said  # for who copies them
+                ORDER.end(self.gpu, stream, mixes=self.mixes)
 
         return start
 
+    def begin(self, stream: int, holder: object) -> None:
+        """Let what comes on a stream follow all calls so far; who calls this holds the lock of :data:`ORDER`."""
+        ORDER.begin(self.gpu, stream, holder, mixes=self.mixes)
+
     def follow(self, stream: int, holder: object) -> None:
         """Let what comes on a stream follow all calls so far, as the next call will."""
-        with ORDER:
-            self.follow_last(stream, holder)
+        with ORDER.lock:
+            self.begin(stream, holder)
 
-    def follow_last(self, stream: int, holder: object) -> None:
-        """As :meth:`follow`, for who holds ``ORDER``: calls run one after another, whatever their streams.
-
-        Kernels wait for the peers' kernels, and two that each fill the GPU must not wait for each other's peers.
-        """
-        if not LAST or LAST[0] != stream:
-            if LAST and self.gpu.capturing(stream) == self.gpu.capturing(LAST[0]):
-                self.gpu.after(stream, LAST[0])
-            LAST[:] = [stream, holder]
+    def followed(self, stream: int) -> None:
+        """Let the next calls follow what is on a stream by now."""
+        with ORDER.lock:
+            ORDER.end(self.gpu, stream, mixes=self.mixes)
 
     def _last_stream(self) -> int | None:
         """The stream of the last call; None if there is none, or if it is being captured."""
-        return LAST[0] if LAST and not self.gpu.capturing(LAST[0]) else None
+        last = ORDER.last
+        return last[0] if last and not self.gpu.capturing(last[0]) else None
 
     def _announced(self) -> list[int]:
         """The last call that each rank has entered here, of whose number 32 bits are known."""

@@ -19,11 +19,14 @@ typedef struct {
   int (*current)(void **);                  /* cuCtxGetCurrent */
   int (*attribute)(void *, int, uint64_t);  /* cuPointerGetAttribute */
   int (*capturing)(void *, int *);          /* cuStreamIsCapturing */
+  int (*wait)(void *, void *, unsigned);    /* cuStreamWaitEvent */
+  int (*record)(void *, void *);            /* cuEventRecord */
   void *context;
   int64_t device;
   /* the kernels */
   void *stream;
-  int64_t asks; /* whether a captured stream is Python's: graphs may name what the kernel reads */
+  void **chain; /* the event that chains all calls, once one has been captured; NULL before */
+  int64_t asks; /* whether a captured stream is Python's even without a chain: to begin one, or as graphs may name what is read */
   int64_t parts;
   int64_t first, end; /* those that are the call's own; others copy what a group gathers, and scatter what it got */
   void *function[MOST_PARTS];
@@ -124,7 +127,7 @@ static int may_launch(gpu_t *g, const launch_t *l, uint64_t seq, const argument_
     return 0; /* they overlap, and not as those for which Python has allowed it, if it has */
   for (int i = 0; i < n; i++)
     if (!arrays[i]->region && !is_here(g, l, arrays[i]->at)) return 0;
-  return !l->asks || (!l->capturing(l->stream, &captured) && !captured);
+  return (!l->asks && !*l->chain) || (!l->capturing(l->stream, &captured) && !captured);
 }
 
 /* Take the lock of all launches, if nobody has it; where the last one was on another stream, let this one's follow it. Returns
@@ -150,6 +153,7 @@ static int take_order(const gpu_t *g, PyObject *bound, const launch_t *l) {
 /* Announce a call and put its kernels on the stream, with the arguments moved to the arrays; returns CUDA's error, or 0. */
 static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arrays) {
   uint64_t words[MOST_PARTS][MOST_WORDS];
+  void *const chain = *l->chain;
   int error = 0;
   *l->history = ((*l->history ^ l->fingerprint) * SPREAD + seq) & MASK;
   announce(l, seq);
@@ -162,10 +166,12 @@ static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arra
   *l->kernels += l->end - l->first;
   l->starts[0]++;
   Py_BEGIN_ALLOW_THREADS /* the queue of launches may be full */
+  if (chain) error = l->wait(l->stream, chain, 0);
   for (int64_t p = 0; p < l->parts && !error; p++) {
     void *parameters[] = {words[p]};
     error = l->launch(l->function[p], (unsigned)l->grid[p], 1, 1, (unsigned)l->block[p], 1, 1, 0, l->stream, parameters, NULL);
   }
+  if (chain && !error) error = l->record(chain, l->stream);
   Py_END_ALLOW_THREADS
   return error;
 }

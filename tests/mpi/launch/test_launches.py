@@ -16,9 +16,9 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from benchmarks.fake.gpu import FakeDriver, FakeGpu, fake_gpus
+from benchmarks.fake.gpu import EVENT, FakeDriver, FakeGpu, fake_gpus
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, DeviceError, PeerLost
-from blinkmpi.transport.cuda.transport import ORDER
+from blinkmpi.transport.cuda.order import ORDER
 from tests.effort import Effort
 from tests.harness import mpi
 
@@ -182,10 +182,6 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
         asked = driver["asked"]
         assert made_by_c(ours, partial(allreduce, y))
         assert driver["asked"] == asked, "of a known address the driver is not asked again"
-        driver["captured"] = 1
-        assert not made_by_c(ours, partial(allreduce, x)), "a graph may name its table"
-        driver["captured"] = 0
-        assert made_by_c(ours, partial(allreduce, x))
         driver["context"] = 78
         assert not made_by_c(ours, partial(allreduce, x)), "a thread that uses another GPU"
         driver["context"] = 77
@@ -198,6 +194,10 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
                 assert after.call_args.args == (stream, last), "calls run one after another, whatever their streams"
             assert made_by_c(ours, partial(allreduce, x))
             assert after.call_count == 3
+        driver["captured"] = 1
+        assert not made_by_c(ours, partial(allreduce, x)), "calls in graphs are chained, and a graph may name its table"
+        driver["captured"] = 0
+        assert made_by_c(ours, partial(allreduce, x))
         assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM, timeout=30))
         ours.Ibarrier().Wait()
         assert not made_by_c(ours, partial(allreduce, x)), "behind a non-blocking call, Python looks"
@@ -262,7 +262,7 @@ def test_calls_that_are_waited_for(comm: MPI.Intracomm) -> None:
                 assert not made_by_c(ours, partial(ours.Allreduce, x, y)), "another current stream"
             assert made_by_c(ours, partial(ours.Allreduce, x, y))
             idle.asked, driver["captured"] = 0, 1
-            assert made_by_c(ours, partial(ours.Allreduce, x, y))
+            assert not made_by_c(ours, partial(ours.Allreduce, x, y))
             assert not idle.asked, "a graph is made, and nothing is to be waited for"
             driver["captured"] = 0
             ours.Iallreduce(x, y).Wait()
@@ -272,6 +272,50 @@ def test_calls_that_are_waited_for(comm: MPI.Intracomm) -> None:
             with pytest.raises(BlinkError):
                 ours.Allreduce(x, y)
         ours.free()
+
+
+@mpi(ranks=(2,), timeout=60)
+@pytest.mark.parametrize("mixes", [True, False])
+def test_calls_are_chained_once_one_is_captured(comm: MPI.Intracomm, *, mixes: bool) -> None:
+    """By C, too: each waits for the event and records it behind itself; a call in a graph has two nodes for that."""
+    with gpu_job(comm) as (ours, driver):
+        transport = transport_of(ours)
+        transport.mixes = mixes
+        x, y = tensors(2)
+        call = partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM)
+        group = partial(ours.Allreduce, MPI.IN_PLACE, [x, y], stream=STREAM)
+        for each in (call, group) * 3:
+            each()
+        assert made_by_c(ours, call)
+        assert made_by_c(ours, group)
+        assert (driver["waits"], driver["records"]) == (0, 0)
+        nodes = transport.gpu.nodes
+        for number, behind in ((1, 0), (2, 0), (1, 1)):
+            driver["captured"] = number
+            assert made_by_c(ours, call) == (not mixes)
+            if mixes:
+                capture, before = nodes[-1]
+                assert capture.before == (driver["launches"],), "behind the kernel"
+                assert before == behind, "and behind the record before it"
+        driver["captured"] = 0
+        assert (driver["waits"], driver["external"], len(nodes)) == ((2, 2, 3) if mixes else (0, 0, 0))
+        assert driver["records"] == 0, "all streams are captured, the last call's, too"
+        for each, by_c in ((call, True), (group, True), (partial(ours.Allreduce, x, y, stream=6), False)):
+            waits, records, launches = driver["waits"], driver["records"], driver["launches"]
+            assert made_by_c(ours, each) == by_c
+            if mixes:
+                assert driver["waits"] > waits
+                assert driver["records"] > records
+                assert (driver["before"], driver["behind"]) == (launches, driver["launches"]), "around all kernels"
+            else:
+                assert (driver["waits"], driver["records"]) == (0, 0)
+        if not mixes:
+            ORDER.chain.value, driver["captured"] = EVENT, 3  # another communicator's calls are chained
+            assert not made_by_c(ours, call)
+            assert (driver["waits"], len(nodes)) == (0, 0)
+            driver["captured"] = 0
+            assert made_by_c(ours, call)
+            assert (driver["waits"], driver["records"]) == (1, 1)
 
 
 @mpi(ranks=(2,), timeout=60)
@@ -286,7 +330,7 @@ def test_a_stream_that_cannot_follow_the_last_one(comm: MPI.Intracomm) -> None:
             with mock.patch.object(FakeGpu, "after", side_effect=error), pytest.raises(type(error)):
                 ours.Allreduce(MPI.IN_PLACE, x, stream=STREAM)
             assert driver["launches"] == launches
-            assert not ORDER.locked()
+            assert not ORDER.lock.locked()
             with pytest.raises(PeerLost, match="died earlier"):
                 ours.Allreduce(MPI.IN_PLACE, x, stream=STREAM)
             ours.free()
@@ -337,7 +381,7 @@ def test_streams_threads_and_peers(comm: MPI.Intracomm) -> None:
         for _ in range(3):
             call()
         before = driver["launches"]
-        with ORDER:
+        with ORDER.lock:
             thread = threading.Thread(target=call)
             thread.start()
             time.sleep(0.1)
@@ -345,7 +389,7 @@ def test_streams_threads_and_peers(comm: MPI.Intracomm) -> None:
         thread.join()
         assert driver["launches"] == before + 1
         assert made_by_c(ours, call)
-        assert not ORDER.locked()
+        assert not ORDER.lock.locked()
     with gpu_job(comm) as (ours, _):
         (x,) = tensors(1)
         call = partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM)
@@ -405,7 +449,7 @@ def test_what_goes_wrong_is_raised_for_good(comm: MPI.Intracomm) -> None:
                 with pytest.raises(PeerLost):
                     call()
             assert driver["launches"] == launches
-            assert not ORDER.locked()
+            assert not ORDER.lock.locked()
             comm.Barrier()
             ours.free()
 
@@ -421,7 +465,7 @@ def test_nothing_is_kept_that_should_not_be(comm: MPI.Intracomm) -> None:
     with gpu_job(comm) as (ours, _):
         x, y = tensors(2)
         stream, op, operands = Stream(), MPI.SUM, operands_of(ours)
-        watched = (x, y, stream, op, Stream, torch.float32, torch.Tensor, None, ORDER, MPI.IN_PLACE)
+        watched = (x, y, stream, op, Stream, torch.float32, torch.Tensor, None, ORDER.lock, MPI.IN_PLACE)
 
         def many() -> list[int]:
             for _ in range(500):

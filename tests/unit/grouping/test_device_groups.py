@@ -27,7 +27,7 @@ from blinkmpi.transport.cuda.kernel_layout import (
     segment_words,
 )
 from blinkmpi.transport.cuda.loaded_kernel import KernelCache, LoadedKernel, load_kernel
-from blinkmpi.transport.cuda.transport import LAST
+from blinkmpi.transport.cuda.order import ORDER
 from blinkmpi.util.lru import LRU
 from tests.unit.runtime.test_cuda_calls import Cai
 from tests.unit.runtime.test_cuda_new_counts import CountingGpu, with_calls
@@ -286,7 +286,7 @@ def test_one_kernel_or_one_before_and_one_behind(monkeypatch: pytest.MonkeyPatch
             assert bound.text == f"allreduce(group of {many}: {many} times 4 x float32, op sum) in GPU memory"
             bound.start(1)
 
-    LAST.clear()
+    ORDER.last.clear()
     with_calls(starts, n=3)
     if many == 3:
         assert order == ["packets on 5", "6 behind 5", "packets on 6"]

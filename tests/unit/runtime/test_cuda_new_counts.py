@@ -27,11 +27,11 @@ from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.announcement import encode
 from blinkmpi.transport.cuda import device
-from blinkmpi.transport.cuda.device import Kernel
+from blinkmpi.transport.cuda.device import Capture, Kernel
 from blinkmpi.transport.cuda.kernel_layout import COMMON, fingerprint_at
 from blinkmpi.transport.cuda.memory_layout import slots_at
+from blinkmpi.transport.cuda.order import ORDER
 from blinkmpi.transport.cuda.stage_tables import TableMemory
-from blinkmpi.transport.cuda.transport import LAST
 from blinkmpi.transport.host.traffic import traffic_of
 from tests.unit.runtime.test_cuda_calls import Cai
 from tests.unit.topology.test_gather import on_ranks
@@ -71,6 +71,17 @@ class CountingGpu(FakeGpu):
     def after(self, stream: int, other: int) -> None:
         """Nothing is under way."""
 
+    def capture(self, stream: int) -> Capture:
+        return Capture(1, 1, ())
+
+    def event(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(1)
+
+    def add_record(self, *_: object) -> int:
+        return 1
+
+    wait = record = lambda *_, **__: None
+
     def why_not_here(self, at: int) -> str:
         return ""
 
@@ -93,9 +104,10 @@ def _launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=launch))
     monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    LAST.clear()
+    monkeypatch.setattr(ORDER, "chain", ctypes.c_void_p())
+    ORDER.last.clear()
     yield
-    LAST.clear()
+    ORDER.last.clear()
 
 
 Maker = Callable[[int], CudaCall]
