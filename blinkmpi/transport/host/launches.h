@@ -26,7 +26,7 @@ typedef struct {
   /* the kernels */
   void *stream;
   void **chain; /* the event that chains all calls, once one has been captured; NULL before */
-  int64_t asks; /* whether a captured stream is Python's even without a chain: to begin one, or as graphs may name what is read */
+  int64_t asks; /* whether a captured stream is always Python's: to begin a chain, or as graphs may name what is read */
   int64_t parts;
   int64_t first, end; /* those that are the call's own; others copy what a group gathers, and scatter what it got */
   void *function[MOST_PARTS];

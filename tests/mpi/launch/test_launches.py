@@ -315,7 +315,8 @@ def test_calls_are_chained_once_one_is_captured(comm: MPI.Intracomm, *, mixes: b
             assert (driver["waits"], len(nodes)) == (0, 0)
             driver["captured"] = 0
             assert made_by_c(ours, call)
-            assert (driver["waits"], driver["records"]) == (1, 1)
+            assert driver["waits"]
+            assert driver["records"] == 1
 
 
 @mpi(ranks=(2,), timeout=60)
