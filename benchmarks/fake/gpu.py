@@ -137,6 +137,10 @@ class FakeGpu:
     def upload(self, to: int, data: bytes) -> None:
         """Nowhere."""
 
+    def download(self, at: int, nbytes: int) -> bytes:
+        """Zeros, as nothing was ever written."""
+        return bytes(nbytes)
+
     def compile(self, source: str, name: str) -> Kernel:
         self.compiled += 1
         return Kernel(None, self.compiled, 64, self)  # type: ignore[arg-type]

@@ -164,9 +164,9 @@ class GpuTimer:
         return run
 
 
-def no_room(xp: Any, need: int) -> str | None:
-    """Why ``need`` bytes do not fit into the free memory of this rank's GPU, or None."""
+def no_room(xp: Any, need: int) -> str:
+    """Why ``need`` bytes do not fit into the free memory of this rank's GPU; empty if they do."""
     free, _ = xp.cuda.runtime.memGetInfo()
     if need <= 0.9 * free:
-        return None
+        return ""
     return f"{need >> 20} MiB of buffers do not fit into the GPU's free {free >> 20} MiB; use a smaller --maxbytes"

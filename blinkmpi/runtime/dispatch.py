@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +35,7 @@ from .cuda.buffers import lies_on_device
 from .entering import enter
 from .grouping.group import Groups
 from .making import CallMaker
+from .process_exit import end_with_failure
 from .ranks.interface import Ranks
 from .requests import Persistent, persistent_on_host
 from .sequence import CallSequence
@@ -233,8 +235,13 @@ class Dispatcher:
         if failed is not None:
             sequence.die(failed)
             raise failed  # out here, so that what the user's code raised before is shown too
+        wrong = self.cuda.finished() if self.cuda is not None else None
         if not self._spared(freed=True):
             self.end()
+        if wrong is not None:  # of a graph's replay, say, whose results may have been used
+            atexit.register(end_with_failure, str(wrong))
+            sequence.dead = wrong
+            raise wrong
 
     def end(self) -> None:
         """Free everything; collective, when all have come."""

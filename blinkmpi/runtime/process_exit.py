@@ -69,6 +69,13 @@ def _end_job(why: str) -> None:
         log(own_settings(), "WARN", f"this rank ends the job, or MPI_Finalize would wait for ever: {why}")
 
 
+def end_with_failure(why: str) -> None:
+    """From an exit handler: let this process, and its job, end with status 1. An uncaught exception has done so."""
+    if not (UNCAUGHT.is_set() or MPI.Is_finalized() or in_child()):
+        run.set_abort_status(1)
+        log(own_settings(), "WARN", f"this process ends with status 1: {why}")
+
+
 _of_parent: list[object] = []  # in a forked child
 
 

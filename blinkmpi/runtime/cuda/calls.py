@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from mpi4py import MPI
 
+from ...errors import BlinkError
 from ...program.memory import DeviceArray
 from ...transport.announcement import ON_GPU, Called
 from ...transport.interface import BoundCall
@@ -137,7 +138,19 @@ class CudaCalls:
             return LastCall(found[1], found[0].text)
         return LastCall(own.seq, own.text) if own is not None else None
 
+    @property
+    def wrong(self) -> BlinkError | None:
+        """What a kernel has reported, of a call or of a graph's replay."""
+        transport = self.context.transport
+        return transport.error("a call on a stream or in a graph") if transport.aborted else None
+
     def check(self) -> None:
-        """Raise what a kernel has reported, of a call or of a graph's replay."""
-        if self.context.transport.aborted:
-            raise self.context.transport.error("a call on a stream or in a graph")
+        """Raise it."""
+        if (error := self.wrong) is not None:
+            raise error
+
+    def finished(self) -> BlinkError | None:
+        """The same when all work on the GPU is through."""
+        with self.context.gpu.entered():
+            self.context.gpu.runtime.deviceSynchronize()
+        return self.wrong

@@ -1,11 +1,13 @@
 """A thread that looks after kernels that nobody waits for: calls on streams, and replays of graphs.
 
 It says when one has given up, and makes those give up whose peers never come: because a process has ended, or the peer
-makes another call, or none, because its arguments are wrong.
+makes another call, or none, because its arguments are wrong. The next call raises the error, and so do ``check`` and
+``Free``. A program that ends without having met it ends with status 1: its results may be wrong.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 import weakref
@@ -14,12 +16,14 @@ from typing import TYPE_CHECKING
 from ...errors import PeerLost
 from ...util.settings import log
 from ...util.text import error_text
+from ..process_exit import end_with_failure
 
 if TYPE_CHECKING:
     from .calls import CudaCalls
 
 LOOK_S = 1.0
 WATCHED: weakref.WeakSet[CudaCalls] = weakref.WeakSet()
+LOGGED: list[CudaCalls] = []  # those whose error has been logged; whether it was raised, too, they know
 LOOKING = threading.Lock()  # while the thread reads what a communicator that is closed gives back
 _begun = threading.Event()
 
@@ -29,6 +33,7 @@ def watch(calls: CudaCalls) -> None:
     WATCHED.add(calls)
     if not _begun.is_set():
         _begun.set()
+        atexit.register(at_exit)
         threading.Thread(target=_loop, name="blinkmpi-watch", daemon=True).start()
 
 
@@ -60,9 +65,18 @@ def look(suspects: set[int]) -> set[int]:
             if not transport.aborted:
                 transport.abort()  # a kernel that waits reports that; without one there is nothing to say
                 continue
-            WATCHED.discard(calls)
             _tell(calls)
     return found
+
+
+def at_exit() -> None:
+    """Say what has gone wrong since the last look, and end with status 1 if the program has not heard of some error."""
+    with LOOKING:
+        for calls in list(WATCHED):
+            if calls.sequence.dead is None and calls.sequence.context.gpus is not None and calls.wrong is not None:
+                _tell(calls)
+    if any(calls.sequence.dead is None for calls in LOGGED):
+        end_with_failure("a call on GPU memory failed, and nobody asked for it")
 
 
 def _alone(calls: CudaCalls) -> bool:
@@ -74,11 +88,13 @@ def _alone(calls: CudaCalls) -> bool:
 
 
 def _tell(calls: CudaCalls) -> None:
+    WATCHED.discard(calls)
+    LOGGED.append(calls)
     with calls.context.gpu.entered():
         error = calls.context.failed("a call on a stream or in a graph")
     peers, last = calls.host.peers, calls.last
     if last is not None and (gone := peers.ended()):
         error = PeerLost(peers.states(gone, last.seq))
-    then = "results since then are wrong, and the next call, or comm.check(), raises it"
+    then = "results since then are wrong; the next call, comm.check() or Free() raises it"
     context = calls.sequence.context
     log(context.settings, "WARN", f"rank {context.rank}: {error_text(error)}; {then}")

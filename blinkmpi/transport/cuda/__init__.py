@@ -6,6 +6,7 @@
 * ``codegen`` makes the source and the table of a kernel from a program, ``kernel_layout`` the structs that they share;
 * ``stage_tables`` keeps tables on the device, each for calls of many counts;
 * ``transport`` loads and launches calls, as a ``loaded_kernel`` each;
+* ``order`` puts one call of the process behind the other, on whatever streams and in whatever graphs;
 * ``packets`` and ``direct_segments`` say which rank moves what in the protocols of one-hop trees;
 * ``host_slots`` and ``network_channels`` have the slots of channels by the host's path and to other nodes;
 * ``failure_report`` is what an aborted kernel leaves, ``link_rates`` what ``blinkmpi topo --measure`` times;

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from blinkmpi.bench import environment as bench_meta
 from blinkmpi.bench import peers as bench_peers
@@ -22,6 +23,7 @@ from blinkmpi.bench.verification import PERIOD, SHOWN, count_wrong, fill, find_w
 from blinkmpi.errors import ArgumentError, BufferTypeError
 from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.reduction import accumulator_of, check_op, dtype_of, fold
+from blinkmpi.util.together import allgather
 
 
 def call_of_count(collective: Any, n: int, count: int, dtype: str, op: str = "", root: int = -1) -> Call:
@@ -269,8 +271,8 @@ def test_a_sweep_with_two_peers_takes_about_a_minute() -> None:
 def test_memory_that_does_not_fit_is_named() -> None:
     runtime = SimpleNamespace(memGetInfo=lambda: (10 << 20, 80 << 30))
     xp = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
-    assert bench_gpu.no_room(xp, 9 << 20) is None
-    assert "16 MiB of buffers do not fit into the GPU's free 10 MiB" in str(bench_gpu.no_room(xp, 16 << 20))
+    assert allgather(MPI.COMM_SELF, bench_gpu.no_room(xp, 9 << 20), str) == [""], "as the ranks tell it each other"
+    assert "16 MiB of buffers do not fit into the GPU's free 10 MiB" in bench_gpu.no_room(xp, 16 << 20)
 
 
 def test_versions_from_numbers_and_files(monkeypatch: pytest.MonkeyPatch) -> None:

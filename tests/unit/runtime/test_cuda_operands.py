@@ -160,6 +160,7 @@ def job() -> Iterator[Job]:
     watching.WATCHED.add(made)  # type: ignore[arg-type]
     yield made
     watching.WATCHED.discard(made)  # type: ignore[arg-type]
+    watching.LOGGED.clear()
 
 
 def test_a_failed_replay_is_told_of_once(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
