@@ -87,7 +87,10 @@ class FakeGpu:
         self.fake, self.driver = driver, driver.code
         self._at, self.compiled = count(1 << 40, 1 << 30), 0
         self._captures = next(GPUS) << 32  # a capture has a number of its own
-        self.nodes: list[tuple[Capture, int]] = []  # which record an event: what they follow, the one before
+        self.records, self.followed = (
+            0,
+            dict[int, tuple[int, ...]](),
+        )  # nodes that record an event, and what they follow
         self._pinned: dict[int, Any] = {}
         self.runtime = SimpleNamespace(deviceSynchronize=lambda: None)
         self.versions: dict[str, str] = {}
@@ -160,9 +163,13 @@ class FakeGpu:
     def record(self, stream: int, event: ctypes.c_void_p) -> None:
         self.driver.cuEventRecord(event, ctypes.c_void_p(stream))
 
-    def add_record(self, capture: Capture, event: ctypes.c_void_p, before: int) -> int:
-        self.nodes.append((capture, before))
-        return len(self.nodes)
+    def add_record(self, capture: Capture, event: ctypes.c_void_p) -> int:
+        self.records += 1
+        return self.records
+
+    def move_node(self, capture: Capture, node: int, before: Sequence[int]) -> None:
+        assert self.followed.get(node, ()) == tuple(before)
+        self.followed[node] = capture.before
 
     def mark(self, stream: int) -> int:
         return 0

@@ -98,7 +98,7 @@ class NcclPeer:
         self.rank, self.n = world.Get_rank(), world.Get_size()
         nvls = nvls_setting(world)
         self._nccl = on_all_ranks(world, lambda: nccl_module(cupy))
-        unique = bcast(world, self._nccl.get_unique_id() if self.rank == 0 else None, tuple[int, ...])
+        unique = bcast(world, self._nccl.get_unique_id() if self.rank == 0 else None, bytes | tuple[int, ...])
         self._comm = on_all_ranks(world, lambda: self._nccl.NcclCommunicator(self.n, unique, self.rank))
         self.facts = {"version": version_text(self._nccl.get_version()), **nvls}
 

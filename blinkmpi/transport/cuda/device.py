@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import importlib
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -335,13 +335,21 @@ class Gpu:
         """Let an event stand for the work that is now on a stream."""
         self._checked("cuEventRecord", event, ctypes.c_void_p(stream))
 
-    def add_record(self, capture: Capture, event: ctypes.c_void_p, before: int) -> int:
-        """Add a node that records an event behind what is captured so far, and behind a node unless that is 0."""
-        nodes = [*capture.before, *([before] if before else [])]
-        made = ctypes.c_void_p()
-        follows = (ctypes.c_void_p * len(nodes))(*nodes), ctypes.c_size_t(len(nodes))
-        self._checked("cuGraphAddEventRecordNode", ctypes.byref(made), ctypes.c_void_p(capture.graph), *follows, event)
+    def add_record(self, capture: Capture, event: ctypes.c_void_p) -> int:
+        """Add a node to a graph that records an event, and that follows nothing yet."""
+        made, none = ctypes.c_void_p(), ctypes.c_size_t()
+        self._checked(
+            "cuGraphAddEventRecordNode", ctypes.byref(made), ctypes.c_void_p(capture.graph), None, none, event
+        )
         return made.value or 0
+
+    def move_node(self, capture: Capture, node: int, before: Sequence[int]) -> None:
+        """Let a node of a graph follow what is captured so far, in place of the nodes ``before``."""
+        for name, nodes in ("cuGraphRemoveDependencies", before), ("cuGraphAddDependencies", capture.before):
+            if nodes:
+                n = len(nodes)
+                ends = (ctypes.c_void_p * n)(*nodes), (ctypes.c_void_p * n)(*[node] * n)
+                self._checked(name, ctypes.c_void_p(capture.graph), *ends, ctypes.c_size_t(n))
 
     def _checked(self, name: str, *args: Any) -> None:
         """Call a function of the driver, in our context.

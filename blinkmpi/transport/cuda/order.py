@@ -6,8 +6,8 @@ call on another stream than the last one waits for that one.
 Nobody says when a graph is launched. So once a call has been captured, all calls are chained by one event: each waits
 for it and records it anew behind itself. In a graph both are nodes. CUDA takes the event as it is when the graph is
 launched, so graphs and calls run in the order in which they are launched. NCCL does the same (its ``graphUsageMode``
-2). A record here hangs on a side chain: it follows its call and the record before it, and no call follows it, so that
-in a graph of many calls none waits for a node of the chain but the first.
+2), with a record behind each call. Here a graph has one wait, before its first call, and one record, behind its last:
+with each call that is captured the record moves behind that.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ CAPTURES = 64  # of which it is known what was captured last
 
 @dataclass
 class Captured:
-    """The last call of a capture: its stream, and the node that records the chain behind it, if there is one yet."""
+    """The last call of a capture: its stream, the node that records the chain, if there is one, what that follows."""
 
     stream: int
     record: int = 0
+    before: tuple[int, ...] = ()
 
 
 class Order:
@@ -78,7 +79,9 @@ class Order:
         if capture is None:
             gpu.record(stream, self.chain)
         elif mixes and (known := self._captures.find(capture.number)) is not None:
-            known.record = gpu.add_record(capture, self.chain, known.record)
+            known.record = known.record or gpu.add_record(capture, self.chain)
+            gpu.move_node(capture, known.record, known.before)
+            known.before = capture.before
 
     def _chain(self, gpu: Gpu) -> ctypes.c_void_p:
         """The event. When it is made it stands for the last call, but not if that is on a stream that is captured now.

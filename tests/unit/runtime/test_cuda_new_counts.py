@@ -80,7 +80,7 @@ class CountingGpu(FakeGpu):
     def add_record(self, *_: object) -> int:
         return 1
 
-    wait = record = lambda *_, **__: None
+    wait = record = move_node = lambda *_, **__: None
 
     def why_not_here(self, at: int) -> str:
         return ""

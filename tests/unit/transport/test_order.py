@@ -2,7 +2,7 @@
 
 import ctypes
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,10 +87,19 @@ class Cuda:
         assert not self.capturing(stream)
         self.events[event.value or 0] = set(self.ends[stream])
 
-    def add_record(self, capture: Capture, event: ctypes.c_void_p, before: int) -> int:
-        graph = next(graph for graph in self.graphs.values() if graph.number == capture.graph)
-        graph.add("record", graph.nodes_at([*capture.before, *([before] if before else [])]), event.value or 0)
+    def add_record(self, capture: Capture, event: ctypes.c_void_p) -> int:
+        graph = self.graph(capture)
+        graph.add("record", [], event.value or 0)
         return len(graph.nodes)
+
+    def move_node(self, capture: Capture, node: int, before: Sequence[int]) -> None:
+        graph = self.graph(capture)
+        moved = graph.nodes[node - 1]
+        assert moved.before == set(graph.nodes_at(before))
+        moved.before = set(graph.nodes_at(capture.before))
+
+    def graph(self, capture: Capture) -> Graph:
+        return next(graph for graph in self.graphs.values() if graph.number == capture.graph)
 
     # ---- the user's part
 
@@ -119,7 +128,7 @@ class Cuda:
         """Run a graph; its calls, in the order in which they were captured. Events are taken as they are now."""
         at_start, made = set(self.ends[stream]), {}
         then = dict(self.events)
-        for node in graph.nodes:
+        for node in sorted(graph.nodes, key=lambda node: node.what == "record"):  # which stands before what it follows
             before = {made[b] for b in node.before} or at_start
             made[node] = Work(node.what, before | (self.events[node.event] if node.what == "wait" else set()))
             if node.what == "record":
@@ -183,8 +192,8 @@ def test_calls_run_as_they_are_launched(seed: int) -> None:
         assert process.in_order
     for graph in graphs:
         for node in graph.nodes:
-            assert node.what == "record" or not any(b.what == "record" for b in node.before), "no call waits for one"
-        assert [node.what for node in graph.nodes].count("wait") == 1
+            assert not any(b.what == "record" for b in node.before), "nothing waits for one"
+        assert [[node.what for node in graph.nodes].count(what) for what in ("wait", "record")] == [1, 1]
 
 
 def test_without_mixing_graphs_have_no_nodes_of_ours_and_may_overlap() -> None:
