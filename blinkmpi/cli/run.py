@@ -12,6 +12,7 @@ examples:
   mpirun -np 4 python -m blinkmpi run train.py --epochs 3
   mpirun -np 4 blinkmpi run --strict -m package.module
   mpirun -np 4 blinkmpi run -c 'from mpi4py import MPI; print(MPI.COMM_WORLD)'
+  torchrun --nproc-per-node 4 -m blinkmpi run --backend-for gloo,nccl train.py
 """
 
 
@@ -22,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--strict", action="store_true", help="a call that blinkmpi would hand to MPI is an error")
     add("--timeout", type=float, metavar="SECONDS", help="how long a call may wait (default: BLINKMPI_TIMEOUT, or 300)")
+    text = "torch.distributed takes blink where the program names one of these backends: gloo,nccl"
+    add("--backend-for", metavar="LIST", help=text)
     words: dict[str, Any] = {"nargs": argparse.REMAINDER, "default": []}
     add("-m", dest="module", help="a module and its arguments, as python -m takes them", **words)
     add("-c", dest="code", help="a text and its arguments, as python -c takes them", **words)
@@ -36,9 +39,13 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ArgumentError(f"blinkmpi run needs mpi4py: {error}; pip install 'blinkmpi[mpi]'") from error
     from ..runtime.process_exit import UNCAUGHT
-    from ..world import World
 
-    World(strict=args.strict, timeout=args.timeout).put()
+    if args.backend_for is not None:
+        _serve(args.backend_for)
+    if args.backend_for is None or not _by_torchrun():
+        from ..world import World
+
+        World(strict=args.strict, timeout=args.timeout).put()
     if words[0] in ("-m", "-c", "-") and not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # as python -m has it; else it is the folder of this command
     try:
@@ -54,6 +61,22 @@ def run(args: argparse.Namespace) -> int:
         program.set_abort_status(1)
         return 1
     return 0
+
+
+def _by_torchrun() -> bool:
+    """Whether torchrun has started this process, of which MPI knows nothing."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _serve(backends: str) -> None:
+    """Let torch take blink for these backends; under mpirun with the variables that torchrun sets."""
+    try:
+        from ..torch.names import serve
+        from ..torch.start import setenv
+    except ImportError as error:
+        raise ArgumentError(f"--backend-for needs torch: {error}; pip install 'blinkmpi[torch]'") from error
+    serve([name.strip() for name in backends.lower().split(",") if name.strip()])
+    setenv()
 
 
 def _words(args: argparse.Namespace) -> list[str]:

@@ -158,11 +158,9 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         """Torch's own (2.14 and newer) would end the process: it wants a store that only C++ can give a group."""
         raise ArgumentError("dist.split_group: backend blink splits no groups; make one by dist.new_group(ranks)")
 
-    def monitored_barrier(self, *_: Any, **__: Any) -> Any:
-        """Torch's own would be gloo's, whose ranks meet for messages alone: it may wait for a rank for ever."""
-        raise ArgumentError(
-            "monitored_barrier is only implemented for GLOO backend, as torch says; dist.barrier() names late ranks"
-        )
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Meet, within a time of this call's own; the error names all ranks that are late. The argument is torch's."""
+        self.comm.Barrier(timeout=self.timeout_s if timeout is None else timeout.total_seconds())
 
     # ---- the end
 

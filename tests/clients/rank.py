@@ -1,7 +1,8 @@
 """A rank of somebody else's program, which is not changed: ``python tests/clients/rank.py --by blink ...``.
 
 ``--by blink`` puts a Communicator where the program finds ``MPI.COMM_WORLD``, as ``blinkmpi run`` does, or, where
-torchrun has started it, backend blink where it asks ``torch.distributed`` for gloo; ``--by plain`` changes nothing.
+torchrun has started it, backend blink where it asks ``torch.distributed`` for gloo, as ``--backend-for`` does there;
+``--by plain`` changes nothing.
 ``--tests`` runs files of tests by pytest, ``--program`` a file and ``--module`` a module as its ``__main__``; a program
 is one test, and what it leaves in ``RESULT`` is kept. A line of ``RANK.jsonl`` says when a test begins, another how it
 ended.
@@ -71,26 +72,6 @@ def named(nodeid: str) -> str:
     return Path(path).name + colons + name
 
 
-def put_backend() -> None:
-    """Let ``torch.distributed`` make groups of backend blink where it is asked for gloo's, or for none by name."""
-    import torch.distributed as dist
-
-    for name in ("init_process_group", "new_group"):
-        made_by_torch = getattr(dist, name)
-
-        def make(
-            *args: Any, _made: Any = made_by_torch, _first: bool = name == "init_process_group", **more: Any
-        ) -> Any:
-            if args and _first and args[0] in ("gloo", None):
-                args = (BLINK, *args[1:])
-            elif more.get("backend") == "gloo" or (_first and not args and more.get("backend") is None):
-                more["backend"] = BLINK
-            return _made(*args, **more)
-
-        setattr(dist, name, make)
-        setattr(dist.distributed_c10d, name, make)
-
-
 def run(asked: argparse.Namespace, record: Record) -> int:
     """Run the tests or the program; 1 if something failed."""
     if asked.tests:
@@ -137,7 +118,9 @@ def main() -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         record = Record(asked.into, int(os.environ["RANK"]))
         if asked.by == BLINK:
-            put_backend()
+            from blinkmpi.torch.names import serve
+
+            serve(["gloo"])
         return run(asked, record)
     from mpi4py import MPI
 
