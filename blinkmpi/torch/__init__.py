@@ -5,7 +5,7 @@ Importing it registers the backend and the rendezvous ``mpi://``, and touches ne
 
 ``start``        makes groups: under mpirun by MPI, under torchrun by torch's store
 ``group``        what torch sees of a group; ``describe`` says in words what it is
-``names``        programs that name another backend (``blinkmpi run --backend-for``)
+``names``        programs that name another backend (``blinkmpi run --backend-for gloo,nccl``)
 ``mixed``        a group that leaves some devices to other backends; ``messages`` is gloo, for point-to-point
 ``collectives``  torch's collectives, each as a call of the Communicator (``operation``); ``operands`` reads tensors
 ``fast_path``    the calls of DDP and FSDP on GPUs, which ``torch_extension`` reads in C++

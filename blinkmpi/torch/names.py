@@ -7,7 +7,6 @@ then make groups of backend blink where one of these names is asked for, or none
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ArgumentError
+from ..runtime.foreign import all_imported
 from ..util.text import quoted
 from .group import BlinkGroup
 
@@ -41,7 +41,7 @@ def serve(names: Sequence[str]) -> None:
     for name, make in (("init_process_group", renamed.init), ("new_group", renamed.group)):
         original = getattr(dist.distributed_c10d, name)
         replacement = wraps(original)(partial(make, original))
-        for module in list(sys.modules.values()):
+        for module in all_imported():
             if vars(module).get(name) is original:
                 setattr(module, name, replacement)
 

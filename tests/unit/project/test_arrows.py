@@ -144,6 +144,7 @@ OF_OTHERS = {
     "_timeout": "torch: options of gloo and NCCL: the deadline",
     "_register_backend": "torch: gives a group the backend of a device",
     "_set_sequence_number_for_group": "torch: what it does itself when it has made a backend",
+    "_world": "torch: its table of groups, in which get_backend looks up a name",
     "_get_default_group": "torch: the default group as an object",
     "_profiler_enabled": "torch: whether the profiler runs",
     "_symmetric_memory": "torch: the module with its own symmetric memory, to compare with",
