@@ -34,8 +34,9 @@ def serve(names: Sequence[str]) -> None:
     Raises:
         ArgumentError: for a name that is none of torch's.
     """
-    if unknown := [name for name in names if name not in KNOWN] or not names:
-        said = ", ".join(map(quoted, unknown)) if isinstance(unknown, list) else "no name"
+    unknown = [name for name in names if name not in KNOWN]
+    if unknown or not names:
+        said = ", ".join(map(quoted, unknown)) or "no name"
         raise ArgumentError(f"--backend-for: {said}; name backends of torch.distributed: {', '.join(KNOWN)}")
     renamed = Renamed(names)
     for name, make in (("init_process_group", renamed.init), ("new_group", renamed.group)):

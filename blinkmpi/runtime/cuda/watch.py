@@ -65,7 +65,7 @@ def look(suspects: set[int]) -> set[int]:
             if not transport.aborted:
                 transport.abort()  # a kernel that waits reports that; without one there is nothing to say
                 continue
-            _tell(calls)
+            _tell(calls, calls.host.peers.ended())
     return found
 
 
@@ -74,7 +74,7 @@ def at_exit() -> None:
     with LOOKING:
         for calls in list(WATCHED):
             if calls.sequence.dead is None and calls.sequence.context.gpus is not None and calls.wrong is not None:
-                _tell(calls)
+                _tell(calls, ended=[])  # others may have come to their end, too
     if any(calls.sequence.dead is None for calls in LOGGED):
         end_with_failure("a call on GPU memory failed, and nobody asked for it")
 
@@ -87,14 +87,15 @@ def _alone(calls: CudaCalls) -> bool:
     return bool(peers.ended()) or peers.mismatch_so_far(last.seq, last.text) is not None
 
 
-def _tell(calls: CudaCalls) -> None:
+def _tell(calls: CudaCalls, ended: list[int]) -> None:
+    """Log what a kernel has reported; if other ranks have ended, that is why."""
     WATCHED.discard(calls)
     LOGGED.append(calls)
     with calls.context.gpu.entered():
         error = calls.context.failed("a call on a stream or in a graph")
-    peers, last = calls.host.peers, calls.last
-    if last is not None and (gone := peers.ended()):
-        error = PeerLost(peers.states(gone, last.seq))
+    last = calls.last
+    if last is not None and ended:
+        error = PeerLost(calls.host.peers.states(ended, last.seq))
     then = "results since then are wrong; the next call, comm.check() or Free() raises it"
     context = calls.sequence.context
     log(context.settings, "WARN", f"rank {context.rank}: {error_text(error)}; {then}")
