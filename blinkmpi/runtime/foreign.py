@@ -11,7 +11,6 @@ from typing import Any
 # imported("torch"): the module, or None. The dictionary's own method: each call that is not found by C asks it twice.
 imported: Callable[[str], Any] = sys.modules.get
 
-
 EXCHANGE = "__dlpack_c_exchange_api__"  # of torch's tensors, from DLPack 1.3 on: how C reads them
 
 _extension: Callable[[], Any] | None = None

@@ -159,7 +159,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         raise ArgumentError("dist.split_group: backend blink splits no groups; make one by dist.new_group(ranks)")
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Meet within a time of this call's own. The error names all ranks that are late, also if not asked for."""
+        """Meet within a time of this call's own. The error names all late ranks, with or without ``wait_all_ranks``."""
         self.comm.Barrier(timeout=self.timeout_s if timeout is None else timeout.total_seconds())
 
     # ---- the end

@@ -23,7 +23,7 @@ from .group import BlinkGroup
 
 KNOWN = ("gloo", "nccl", "mpi")  # torch's own
 USUAL = {"cpu": "gloo", "cuda": "nccl"}  # what torch takes by itself, by device
-BLINK, NOBODY = "blink", "undefined"  # the latter is what torch calls its own choice
+BLINK, UNNAMED = "blink", "undefined"  # the latter is what torch calls its own choice
 
 
 def serve(names: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Renamed:
         bound = signature(original).bind(*args, **keywords)
         asked = bound.arguments.get("backend")
         taken = backend_for(asked, self._names, cuda=torch.cuda.is_available())
-        self._default = None if taken is None else (str(asked or NOBODY).lower(), taken)
+        self._default = None if taken is None else (str(asked or UNNAMED).lower(), taken)
         _take(bound, taken)
         original(*bound.args, **bound.kwargs)
         if self._default is not None:
@@ -96,7 +96,7 @@ def backend_for(asked: Any, names: Sequence[str], *, cuda: bool) -> str | None:
     text = str(asked or "").lower()
     if text in names:
         return BLINK
-    if text in ("", NOBODY):
+    if text in ("", UNNAMED):
         pairs: Mapping[str, str] = {device: name for device, name in USUAL.items() if cuda or device == "cpu"}
     elif ":" in text:
         pairs = dict(pair.split(":", 1) for pair in text.split(","))

@@ -145,12 +145,12 @@ class CudaCalls:
         return transport.error("a call on a stream or in a graph") if transport.aborted else None
 
     def check(self) -> None:
-        """Raise it."""
+        """Raise what :attr:`wrong` says, if it says anything."""
         if (error := self.wrong) is not None:
             raise error
 
     def finished(self) -> BlinkError | None:
-        """The same when all work on the GPU is through."""
+        """What :attr:`wrong` says when all work on the GPU is through, for which this waits."""
         with self.context.gpu.entered():
             self.context.gpu.runtime.deviceSynchronize()
         return self.wrong

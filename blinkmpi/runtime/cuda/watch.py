@@ -56,7 +56,7 @@ def look(suspects: set[int]) -> set[int]:
     found: set[int] = set()
     for calls in list(WATCHED):
         transport, one = calls.context.transport, id(calls)
-        if calls.sequence.context.gpus is None or calls.sequence.dead is not None:
+        if _is_over(calls):
             WATCHED.discard(calls)
         elif transport.aborted or _alone(calls):
             found.add(one)
@@ -73,10 +73,15 @@ def at_exit() -> None:
     """Say what has gone wrong since the last look, and end with status 1 if the program has not heard of some error."""
     with LOOKING:
         for calls in list(WATCHED):
-            if calls.sequence.dead is None and calls.sequence.context.gpus is not None and calls.wrong is not None:
+            if not _is_over(calls) and calls.context.transport.aborted:
                 _tell(calls, ended=[])  # others may have come to their end, too
     if any(calls.sequence.dead is None for calls in LOGGED):
         end_with_failure("a call on GPU memory failed, and nobody asked for it")
+
+
+def _is_over(calls: CudaCalls) -> bool:
+    """Whether a communicator is closed, or dead: then the program has met the error."""
+    return calls.sequence.context.gpus is None or calls.sequence.dead is not None
 
 
 def _alone(calls: CudaCalls) -> bool:
