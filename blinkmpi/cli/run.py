@@ -1,6 +1,7 @@
 """The command ``run``: a program of mpi4py's that is not changed, with a Communicator as its ``MPI.COMM_WORLD``."""
 
 import argparse
+import importlib
 import os
 import sys
 from typing import Any
@@ -71,6 +72,7 @@ def _by_torchrun() -> bool:
 def _serve(backends: str) -> None:
     """Let torch take blink for these backends; under mpirun with the variables that torchrun sets."""
     try:
+        importlib.import_module("torch")  # first: without it our own package warns that torch does not know us
         from ..torch.names import serve
         from ..torch.start import setenv
     except ImportError as error:

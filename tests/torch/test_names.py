@@ -1,6 +1,7 @@
 """Programs that name another backend, unchanged: ``blinkmpi run --backend-for gloo,nccl``."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,15 @@ def test_a_name_that_torch_does_not_have_is_refused() -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 2
     assert "--backend-for: 'gluu'; name backends of torch.distributed: gloo, nccl, mpi" in done.stderr
+
+
+def test_without_torch_one_error_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('none here')")
+    words = [sys.executable, "-m", "blinkmpi", "run", "--backend-for", "gloo", "-c", "pass"]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, env=env)
+    assert done.returncode == 2
+    assert done.stderr == ("blinkmpi: error: --backend-for needs torch: none here; pip install 'blinkmpi[torch]'\n")
 
 
 @pytest.mark.parametrize(("asked", "names", "cuda", "taken"), [
