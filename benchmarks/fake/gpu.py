@@ -92,6 +92,7 @@ class FakeGpu:
             dict[int, tuple[int, ...]](),
         )  # nodes that record an event, and what they follow
         self._pinned: dict[int, Any] = {}
+        self._streams = count(1000)
         self.runtime = SimpleNamespace(deviceSynchronize=lambda: None)
         self.versions: dict[str, str] = {}
 
@@ -153,6 +154,9 @@ class FakeGpu:
 
     def capture(self, stream: int) -> Capture:
         return Capture(self._captures + self.fake["captured"], 1, (self.fake["launches"],))
+
+    def new_stream(self) -> Any:
+        return SimpleNamespace(ptr=next(self._streams))
 
     def event(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(EVENT)

@@ -68,6 +68,7 @@ class TensorCollectives:
     timeout_s: float
     ranks: Sequence[int] = ()  # who the ranks are in the job, where their numbers are others
     coalescing: list[tuple[Operation, Any, Coalesced]] | None = None  # calls to be made together
+    coalesced_messages: Sequence[Work] = ()  # that were begun meanwhile
     calls_apart: Any = None  # what makes calls in C++: see fast_path.py
 
     # ---- reductions
@@ -256,18 +257,20 @@ class TensorCollectives:
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Note calls until :meth:`_end_coalescing`."""
-        self.coalescing = []
+        self.coalescing, self.coalesced_messages = [], ()
 
     @explained
     def _end_coalescing(self, device: Any = None) -> Work:
-        """Make them together."""
+        """Make them together. Messages were begun at once; the work waits for them, too."""
         noted, self.coalescing = self.coalescing or [], None
+        messages, self.coalesced_messages = self.coalesced_messages, ()
         if not noted:
-            return Work(())
+            return Several(messages, ())
         made = self._group([call for call, *_ in noted], noted[0][1])
         for *_, work in noted:
             work.made = made
-        return made
+        outputs = [output for call, *_ in noted for output in call.outputs]
+        return Several([made, *messages], outputs) if messages else made
 
     def explain(self, error: BlinkError) -> None:
         """Note on an error who the ranks of a part of the job are, which it numbers as the group does."""

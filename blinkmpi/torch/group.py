@@ -1,8 +1,7 @@
 """``BlinkGroup``: the process group behind ``dist.init_process_group("blink")``.
 
 torch (2.4 to 2.13, and newer ones still) takes a subclass of ``ProcessGroup`` as it is, in place of its own. What it
-does not override, point-to-point above all, torch sends to the backend that is registered for the tensor's device:
-gloo's, on sockets of its own.
+does not override, torch sends to the backend that is registered for the tensor's device: gloo's.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from ..collectives import dispatcher_of, open_dispatcher
 from ..errors import ArgumentError, BlinkError
 from ..runtime.bootstrap import own_settings
 from ..util.settings import log
-from .collectives import TensorCollectives
+from .collectives import TensorCollectives, explained
+from .device_messages import DeviceMessages
 from .messages import carrier, gloo
 from .operands import Tensor, held, only, put
 from .own_messages import OwnMessages
@@ -55,7 +55,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         self.store, self.rank_here, self.timeout_s = store, rank, timeout.total_seconds()
         self._open, self._name, self._description, self._sequence = open_comm, name, "undefined", 0
         self._comm: Any = None
-        self._own_messages = OwnMessages()
+        self._own_messages, self._device_messages = OwnMessages(), DeviceMessages(rank, size)
         self._opening = Lock()  # of this group alone: another rank's threads may open groups in another order
         self._end: weakref.finalize[Any, Any] | None = None
         self._gloo = gloo(store, rank, size, timeout)
@@ -72,6 +72,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
                 if self._comm is None:
                     comm = self._open()
                     self._end = weakref.finalize(self, _forget, comm)
+                    self._device_messages.open(comm)
                     self._comm = comm
         return self._comm
 
@@ -120,30 +121,54 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- point-to-point
 
+    @explained
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> Any:
-        """Send a tensor to a rank, over gloo; one on a GPU by way of host memory."""
+        """Send a tensor to a rank: from GPU to GPU, or over gloo, one on a GPU by way of host memory."""
         tensor = only(tensors, "send")
         if peer == self.rank_here:
             return self._own_messages.send(tensor, tag)
+        if tensor.is_cuda and (end := self._device_messages.next(peer, sends=True)):
+            return self._noted(end.put(tensor, tag, self.timeout_s))
         return carrier(self._gloo).send([tensor.cpu() if tensor.is_cuda else tensor], peer, tag)
 
+    @explained
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> Any:
-        """Receive what a rank sends."""
+        """Receive what a rank sends, into a tensor that lies where the sender's does: on a GPU, or in host memory."""
         tensor = only(tensors, "recv")
         if peer == self.rank_here:
             return self._own_messages.receive(tensor, tag, peer, self.timeout_s)
+        if tensor.is_cuda and (end := self._device_messages.next(peer, sends=False)):
+            return self._noted(end.put(tensor, tag, self.timeout_s))
         return self._received(tensor, lambda memory: carrier(self._gloo).recv([memory], peer, tag))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
-        """Receive what any other rank sends."""
+        """Receive what any other rank sends, over gloo.
+
+        Raises:
+            ArgumentError: for a tensor on a GPU, where messages go from GPU to GPU.
+        """
         tensor = only(tensors, "recv")
-        return self._received(tensor, lambda memory: carrier(self._gloo).recv_anysource([memory], tag))
+        if tensor.is_cuda and not self._device_messages.why_not:
+            raise ArgumentError(
+                "recv of a GPU tensor from any rank: messages go from GPU to GPU, and each is awaited from one rank; "
+                "name the source, or send and receive tensors in host memory"
+            )
+        begun = self._received(tensor, lambda memory: carrier(self._gloo).recv_anysource([memory], tag))
+        if isinstance(begun, Received):
+            begun.tell = self._device_messages.count_received
+        return begun
 
     def _received(self, tensor: Tensor, begin: Callable[[Tensor], Any]) -> Any:
         if not tensor.is_cuda:
             return begin(tensor)
         memory = torch.empty_like(tensor, device="cpu")
         return Received(begin(memory), tensor, memory)
+
+    def _noted(self, work: Work) -> Work:
+        """A message's work, for which the end of a coalesced group waits, too."""
+        if self.coalescing is not None:
+            self.coalesced_messages = [*self.coalesced_messages, work]
+        return work
 
     # ---- what torch asks of the backend for a device
 
@@ -170,6 +195,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         Where that fails, since another rank does something else, the error is logged and not raised: it would keep
         torch from forgetting the group, and from making another one.
         """
+        self._device_messages.close()
         if self._end is not None and self._end.detach() is not None:
             try:
                 self.comm.Free()
@@ -243,6 +269,8 @@ class Received(Work):
         tensor: where it shall be; copied there by ``wait``.
     """
 
+    tell: Callable[[int], None] | None = None  # is told who has sent it, once
+
     def __init__(self, work: Any, tensor: Tensor, memory: Tensor) -> None:
         super().__init__([tensor])
         self._work, self._memory = work, memory
@@ -254,6 +282,9 @@ class Received(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the message and copy it, on the current stream."""
         self._work.wait(*(() if timeout is None else (timeout,)))
+        if self.tell is not None:
+            self.tell(self.source_rank())
+            self.tell = None
         put(held(self.outputs[0]), self._memory)
         return True
 

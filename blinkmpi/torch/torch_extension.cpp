@@ -12,9 +12,13 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -322,6 +326,70 @@ class CallsApart {
   int64_t device_, rank_, n_;
 };
 
+/* ---- messages: this rank's end of those to a rank, or from it (transport/cuda/messages.py) */
+
+class MessageEnd {
+ public:
+  /* What Fifo.for_c gives, the methods of its order's lock, its stream, and the word of a report that is not 0 if a kernel
+   * gave up. */
+  MessageEnd(const std::map<std::string, int64_t>& numbers, std::vector<uint64_t> words, pybind11::object acquire,
+             pybind11::object release, const pybind11::object& stream, uint64_t report)
+      : words_(std::move(words)), acquire_(std::move(acquire)), release_(std::move(release)),
+        stream_(stream.cast<c10::Stream>()), report_((const int64_t*)report),
+        launch_((Launch)numbers.at("launch")), wait_((Wait)numbers.at("wait")), record_((Record)numbers.at("record")),
+        capturing_((Capturing)numbers.at("capturing")), function_((void*)numbers.at("function")),
+        on_((void*)numbers.at("stream")), chain_((void*)numbers.at("chain")), block_(numbers.at("block")),
+        device_(numbers.at("device")), lane_(numbers.at("lane")), lanes_(numbers.at("lanes")),
+        timeout_at_(numbers.at("timeout_at")), buffer_at_(numbers.at("buffer_at")) {}
+
+  /* Put a message of a tensor on the stream, behind what is on the current one: torch's Work. CUDA's error of a launch that
+   * failed. None for a message that is Python's to put there: nothing has changed then. */
+  pybind11::object put(const pybind11::handle& object, int64_t tag, uint64_t timeout_ns) {
+    const at::Tensor* tensor = plain(object.ptr());
+    int captured = 0;
+    if (!tensor || tensor->get_device() != device_ || report_[1]) return pybind11::none();
+    recorded(current_stream(stream_.device())).block(stream_);
+    if (capturing_(on_, &captured) || captured) return pybind11::none();
+    if (acquire_(false).ptr() != Py_True) return pybind11::none();
+    const uint64_t nbytes = tensor->nbytes(), lanes = std::min(std::max<uint64_t>(1, (nbytes + lane_ - 1) / lane_), lanes_);
+    int error;
+    {
+      std::vector<uint64_t> words = words_;
+      words[timeout_at_] = timeout_ns, words[buffer_at_] = (uint64_t)tensor->const_data_ptr();
+      words[words.size() - 2] = nbytes, words[words.size() - 1] = (uint64_t)tag;
+      void* parameters[] = {words.data()};
+      pybind11::gil_scoped_release others; /* the queue of launches may be full */
+      error = wait_(on_, chain_, 0);
+      if (!error) error = launch_(function_, (unsigned)lanes, 1, 1, (unsigned)block_, 1, 1, 0, on_, parameters, nullptr);
+      if (!error) error = record_(chain_, on_);
+    }
+    release_();
+    if (error) return pybind11::int_(error);
+    std::vector<at::Tensor> tensors{*tensor};
+    return pybind11::cast(
+        c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<StreamWork>(tensors, tensors, stream_, true)));
+  }
+
+ private:
+  using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  using Wait = int (*)(void*, void*, unsigned);
+  using Record = int (*)(void*, void*);
+  using Capturing = int (*)(void*, int*);
+
+  std::vector<uint64_t> words_;
+  pybind11::object acquire_, release_;
+  c10::Stream stream_;
+  const int64_t* report_;
+  Launch launch_;
+  Wait wait_;
+  Record record_;
+  Capturing capturing_;
+  void *function_, *on_, *chain_;
+  uint64_t block_;
+  int64_t device_;
+  uint64_t lane_, lanes_, timeout_at_, buffer_at_;
+};
+
 /* ---- how C reads a tensor (tensor_t of device_arrays.h), by less work than DLPack's own function does */
 
 struct Exchange { /* DLPackExchangeAPI, of DLPack 1.3 */
@@ -384,6 +452,10 @@ PYBIND11_MODULE(torch_extension, m) {
       .def("allgather", &CallsApart::allgather)
       .def("reduce_scatter", &CallsApart::reduce_scatter)
       .def("average", &CallsApart::average);
+  pybind11::class_<MessageEnd>(m, "MessageEnd")
+      .def(pybind11::init<const std::map<std::string, int64_t>&, std::vector<uint64_t>, pybind11::object, pybind11::object,
+                          const pybind11::object&, uint64_t>())
+      .def("put", &MessageEnd::put);
   m.def("follow", [](const c10::Stream& stream) { recorded(current_stream(stream.device())).block(stream); });
   m.def("work", [](std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, const c10::Stream& stream,
                    bool apart) {

@@ -126,12 +126,46 @@ def dtensor(rank: int) -> Weights:
     return [product.to_local(), moved.full_tensor()]
 
 
+def pipeline(schedule: str) -> Callable[[int], Weights]:
+    """A pipeline by one of torch's schedules, of two stages a rank where the schedule takes several."""
+
+    def run(rank: int) -> Weights:
+        from torch.distributed import pipelining
+
+        kind, n = getattr(pipelining, schedule), dist.get_world_size()
+        several = issubclass(kind, pipelining.schedules.PipelineScheduleMulti)
+        stages = n * (2 if several else 1)
+        torch.manual_seed(7)
+        parts = [nn.Sequential(nn.Linear(16, 16, device="cpu"), nn.Tanh()) for _ in range(stages)]
+        given, wanted = (here(torch.randn(8, 16, device="cpu")) for _ in range(2))
+        mine = [i for i in range(stages) if i % n == rank]
+        device = torch.get_default_device()
+        made = [pipelining.PipelineStage(here(parts[i]), i, stages, device) for i in mine]
+        step = kind(made if several else made[0], n_microbatches=4, loss_fn=nn.functional.mse_loss)
+        losses: list[Any] = []
+        for _ in range(STEPS):
+            step.step(
+                *([given] if rank == 0 else []), **({"target": wanted, "losses": losses} if rank == n - 1 else {})
+            )
+            for i in mine:
+                for p in parts[i].parameters():
+                    p.data -= 0.1 * p.grad
+                    p.grad = None
+        return [p.detach().clone() for i in mine for p in parts[i].parameters()] + [loss.detach() for loss in losses]
+
+    run.__name__ = schedule
+    return run
+
+
+SCHEDULES = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble")
 TRAININGS: dict[str, Callable[[int], Weights]] = {
-    f.__name__: f for f in (ddp, compiled_ddp, zero, join, fsdp2, fsdp1, dtensor)
+    f.__name__: f for f in (ddp, compiled_ddp, zero, join, fsdp2, fsdp1, dtensor, *map(pipeline, SCHEDULES))
 }
 MARKS = {
     "fsdp2": needs("torch.distributed.fsdp", "fully_shard"),
     "dtensor": needs("torch.distributed.tensor", "Shard"),
+    **dict.fromkeys(SCHEDULES[1::2], needs("torch.distributed.pipelining", "ScheduleInterleavedZeroBubble")),
+    **dict.fromkeys(("ScheduleGPipe", "ScheduleInterleaved1F1B"), pytest.mark.long),
     **dict.fromkeys(("compiled_ddp", "fsdp1", "join", "zero"), pytest.mark.long),
 }
 

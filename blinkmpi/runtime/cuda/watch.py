@@ -85,10 +85,10 @@ def _is_over(calls: CudaCalls) -> bool:
 
 
 def _alone(calls: CudaCalls) -> bool:
-    """Whether a peer's part of the last call will never come."""
+    """Whether a peer's part of the last call, or of a message, will never come."""
     peers, last = calls.host.peers, calls.last
     if last is None:
-        return False
+        return calls.context.transport.has_messages and bool(peers.ended())
     return bool(peers.ended()) or peers.mismatch_so_far(last.seq, last.text) is not None
 
 
@@ -99,8 +99,8 @@ def _tell(calls: CudaCalls, ended: list[int]) -> None:
     with calls.context.gpu.entered():
         error = calls.context.failed("a call on a stream or in a graph")
     last = calls.last
-    if last is not None and ended:
-        error = PeerLost(calls.host.peers.states(ended, last.seq))
+    if ended and (last is not None or calls.context.transport.has_messages):
+        error = PeerLost(calls.host.peers.states(ended, last.seq if last is not None else 0))
     then = "results since then are wrong; the next call, comm.check() or Free() raises it"
     context = calls.sequence.context
     log(context.settings, "WARN", f"rank {context.rank}: {error_text(error)}; {then}")

@@ -23,7 +23,15 @@ from ...program.reduction import INTEGERS, accumulator_of, dtype_of
 from . import kernel_layout
 from .kernel_layout import BEFORE_CHANNELS, CHANNEL, ROW
 from .kernels.compiler import kernel_source
-from .memory_layout import LINE, ChannelPlace, sent_first, stages_of
+from .memory_layout import (
+    LINE,
+    MESSAGE_CHUNK,
+    MESSAGE_DEPTH,
+    ChannelPlace,
+    message_lanes,
+    sent_first,
+    stages_of,
+)
 from .packets import LL16, Codec, PacketProtocol
 
 ELEMENTS = {
@@ -35,6 +43,8 @@ ELEMENTS = {
 WORKERS = 448  # threads of a CTA that move data
 STAGE_THREADS = WORKERS + 64  # in stages.cu: with a warp that waits, and a warp that raises flags
 PACKET_THREADS = 256
+MESSAGE_WORKERS = 512  # so that they move a whole chunk at once
+MESSAGE_THREADS = MESSAGE_WORKERS + 64
 ROWS_BYTES = 40 << 10  # of the rows of a CTA, at most: they are in shared memory, of which a kernel has 48 KiB
 
 
@@ -124,6 +134,14 @@ def stages_source(
         "WORKERS": WORKERS, "ROWS": rows, "ROW_WORDS": row_words, "STAGE_KINDS": cases, "SPANS": spans
     }  # fmt: skip
     return _source("stages.cu", call, n, macros, kernel_layout.stages_layout(n, STAGE_THREADS, spans))
+
+
+def messages_source(n: int) -> str:
+    """Source of the kernel ``messages``."""
+    macros: dict[str, str | int] = {
+        "WORKERS": MESSAGE_WORKERS, "LANES": message_lanes(n), "DEPTH": MESSAGE_DEPTH, "LONGEST_CHUNK": MESSAGE_CHUNK
+    }  # fmt: skip
+    return _source("messages.cu", Call("broadcast", n, (1,), "uint8"), n, macros, kernel_layout.messages_layout(n))
 
 
 def segments_source() -> str:

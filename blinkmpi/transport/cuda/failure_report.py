@@ -7,6 +7,7 @@ from ...errors import BlinkError, CollectiveTimeout, DeviceError, MismatchError,
 
 ABORTED, TIMEOUT, MISMATCH, OVERLAP = 1, 2, 3, 4  # codes of a report; ABORTED: by another rank
 ANNOUNCEMENT, FINISH, PACKET = -1, -2, -3  # what a kernel waited for, in place of a stage
+SEND, RECEIVE = -4, -5  # likewise, of a message
 WAITED_FOR = {ANNOUNCEMENT: "its entry into the call", FINISH: "the end of the call", PACKET: "packets"}
 MASK, HALF = (1 << 32) - 1, 1 << 31
 
@@ -33,6 +34,8 @@ class AbortReport:
         """
         what = WAITED_FOR.get(self.stage, f"stage {self.stage}, chunk {self.chunk}")
         me, peer = names[rank], names[self.peer] if self.peer >= 0 else -1 - self.peer
+        if self.stage in (SEND, RECEIVE) and self.code in (TIMEOUT, MISMATCH):
+            return self._of_message(me, peer)
         if self.code == MISMATCH:
             return MismatchError(
                 f"GPU call {self.seq}: rank {me} called {text}, rank {peer} something else "
@@ -56,3 +59,19 @@ class AbortReport:
                 "process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
             )
         return PeerLost(f"GPU call {self.seq}, {text}: another rank aborted; its error says why")
+
+    def _of_message(self, me: int, peer: int) -> BlinkError:
+        """The error of a message, of whose tag and bytes the kernel has made ``seq`` and ``chunk``."""
+        here = f"{self.chunk} bytes with tag {self.seq}"
+        if self.code == MISMATCH:
+            return MismatchError(
+                f"rank {me} receives {here} from rank {peer}, which has sent {self.want} bytes with tag {self.seen}; "
+                "messages of two ranks meet in the order of the calls: pass tensors of one length, and the same tag. "
+                "The communicator is dead"
+            )
+        wants = f"to receive {here} from" if self.stage == RECEIVE else f"to send {here} to"
+        does = "send them" if self.stage == RECEIVE else "receive what was sent before"
+        return CollectiveTimeout(
+            f"rank {me} waited too long {wants} rank {peer}, which did not {does}; look at that process, whose tensor "
+            "must be on its GPU, too; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
+        )

@@ -23,6 +23,7 @@ REPORT = ("abort", *(field.name for field in fields(AbortReport)))
 PACKETS = (*PacketStreams._fields, "slice", "buffer_bytes")
 DIRECT = (*Segment._fields, "even", "regions")
 STAGES = ("table",)
+MESSAGE = ("memory_at", "peer", "sends", "nbytes", "tag")
 ROW = (
     "KIND", "COUNT", "CHUNK", "OWN", "STORE", "FIRST", "STRIDE", "DEPTH", "STAGE", "EMULATED", "IN_BYTES", "OUT_BYTES",
     "SPAN", "AFTER",
@@ -57,6 +58,11 @@ def fingerprint_at(n: int) -> int:
     return n + COMMON.index("fingerprint")
 
 
+def timeout_at(n: int) -> int:
+    """The word of a kernel's arguments with the nanoseconds of one wait."""
+    return n + TIMEOUT_AT
+
+
 def buffers_at(n: int) -> int:
     """The word of a kernel's arguments with the address of the send buffer; behind it, what :func:`fill_call` lists."""
     return n + BUFFERS_AT
@@ -68,7 +74,7 @@ def fill_call(args: ctypes.Array[ctypes.c_uint64], n: int, timeout_ns: int, buff
     Args:
         buffers: from ``send`` to ``destination_bytes``.
     """
-    args[n + TIMEOUT_AT] = timeout_ns
+    args[timeout_at(n)] = timeout_ns
     args[buffers_at(n) : n + len(COMMON)] = [*buffers]
 
 
@@ -104,7 +110,7 @@ def macros(n: int) -> str:
 
 def common_layout(n: int) -> str:
     """Assertions about ``layout.cuh``."""
-    codes = ("ABORTED", "TIMEOUT", "MISMATCH", "OVERLAP", "ANNOUNCEMENT", "FINISH", "PACKET")
+    codes = ("ABORTED", "TIMEOUT", "MISMATCH", "OVERLAP", "ANNOUNCEMENT", "FINISH", "PACKET", "SEND", "RECEIVE")
     return (
         words_are("CommonArguments", COMMON, n=n, before="symmetric")
         + words_are("Report", REPORT)
@@ -132,6 +138,13 @@ def packets_layout(n: int, segments: int = 0) -> str:
         words_are("PacketArguments", PACKETS, n=n, before="c", behind={"buffers": n, **ways})
         + equals({**codecs, "SETS": memory.SETS, "SHOTS": memory.SHOTS, fits: 1})
         + (_segment_layout() if segments else "")
+    )
+
+
+def messages_layout(n: int) -> str:
+    """Assertions about ``messages.cu``."""
+    return words_are("MessageArguments", MESSAGE, n=n, before="c") + equals(
+        {"sizeof(MessageMemory)": memory.message_bytes(n)}
     )
 
 

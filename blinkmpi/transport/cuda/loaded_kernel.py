@@ -14,7 +14,17 @@ from ...program.ir import Program
 from ...program.memory import Segments
 from ...program.template import Template
 from ..network.endpoints import Endpoints
-from .codegen import arithmetic, direct_source, item_bytes, kinds_of, packets_source, row_words, scale, stages_source
+from .codegen import (
+    arithmetic,
+    direct_source,
+    item_bytes,
+    kinds_of,
+    messages_source,
+    packets_source,
+    row_words,
+    scale,
+    stages_source,
+)
 from .device import Gpu, Kernel
 from .kernel_layout import PARAMETER_BYTES, buffers_at, fingerprint_at, room_for, segment_words
 from .packets import PROTOCOLS
@@ -86,6 +96,10 @@ class KernelCache:
     def direct(self, call: Call) -> Kernel:
         """``direct``."""
         return self._compiled("direct", arithmetic(call), partial(direct_source, call, self._n))
+
+    def messages(self) -> Kernel:
+        """``messages``."""
+        return self._compiled("messages", (), partial(messages_source, self._n))
 
     def _compiled(self, name: str, key: tuple[object, ...], source: Callable[[], str]) -> Kernel:
         found = self._known.get((name, *key))

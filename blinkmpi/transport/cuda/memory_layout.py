@@ -34,6 +34,11 @@ HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
 NETWORK_BYTES = 127 << 20  # of a rank: for slots of network channels
 NETWORK_FLAG_BYTES = 1 << 20  # for their flags
 LL16_AT = HEAD_BYTES + FLAG_BYTES
+MESSAGE_CTAS = 32  # of all messages that wait at once, as ROOM leaves them
+MESSAGE_CHUNK = 64 << 10  # bytes of one, at most
+MESSAGE_LANE = 16 << 10  # bytes of a message from which it has another lane
+MESSAGE_DEPTH = 8  # slots of a lane
+MESSAGE_FLAGS = 4  # lines of a lane beside its slots
 
 
 def ll128_at(n: int) -> int:
@@ -44,6 +49,22 @@ def ll128_at(n: int) -> int:
 def ll128_buffer_bytes(n: int) -> int:
     """Bytes of one source's lines, in one shot of one set."""
     return LL128_BYTES // (SETS * SHOTS * n) // LINE * LINE
+
+
+def message_lanes(n: int) -> int:
+    """Lanes of a FIFO: so many that a message in each of them has its CTAs, to and from every other rank at once."""
+    return max(1, MESSAGE_CTAS // (2 * max(n - 1, 1)))
+
+
+def message_bytes(n: int) -> int:
+    """Bytes of all FIFOs that end at a rank."""
+    lane = MESSAGE_FLAGS * LINE + MESSAGE_DEPTH * (MESSAGE_CHUNK + LINE)
+    return (n - 1) * message_lanes(n) * lane
+
+
+def lanes_for(nbytes: int, n: int) -> int:
+    """Lanes of a message: the same at both ends, which have met nowhere. The kernel has its chunks follow from them."""
+    return min(max(1, -(-nbytes // MESSAGE_LANE)), message_lanes(n))
 
 
 def slots_at(n: int) -> int:

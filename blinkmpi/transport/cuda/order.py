@@ -46,6 +46,10 @@ class Order:
         self.last: list[Any] = []
         self._captures: LRU[int, Captured] = LRU(CAPTURES)  # by CUDA's number of a capture
 
+    def chain_from_now(self, gpu: Gpu) -> None:
+        """Chain all calls, whether one has been captured or not."""
+        self.chain.value = gpu.event().value
+
     def begin(self, gpu: Gpu, stream: int, holder: object, *, mixes: bool) -> None:
         """Let a stream wait for all calls before; who calls this holds the lock.
 

@@ -39,10 +39,12 @@ from .memory_layout import (
     default_max_ctas,
     groups,
     laid_out,
+    message_bytes,
     most_stages,
     place,
     sent_first,
 )
+from .messages import Messages
 from .network_channels import NetworkBuffers, endpoints_of
 from .order import ORDER
 from .packets import LL16, PROTOCOLS, Codec, PacketProtocol, PacketStreams, fits, ll_buffers, longest_slice, streams
@@ -85,11 +87,12 @@ class CudaTransport:
         self._names = names or range(comm.size)
         self.aware, self.mixes = aware, mixes
         self._network: NetworkBuffers | None = None  # for channels to other nodes, made when a program first wants it
-        self.kernels_started = ctypes.c_int64()  # here
+        self.kernels_started = ctypes.c_int64()  # of calls, here
+        self._messages: Messages | None = None
         self._host_slots: HostSlots | None = None
         if self.n > MAX_RANKS:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
-        self.memory = SymmetricMemory(comm, gpu, symmetric_bytes)
+        self.memory = SymmetricMemory(comm, gpu, symmetric_bytes + message_bytes(self.n))
         self.symmetric, self.report = self.memory.addresses, self.memory.report
         self.sms = min(gathered(comm, lambda: gpu.sms, int, error=DeviceError))
         self.max_ctas = min(self.sms, max_ctas or default_max_ctas(self.sms))
@@ -346,6 +349,20 @@ class CudaTransport:
 
         return start
 
+    @property
+    def messages(self) -> Messages:
+        """Messages between ranks, whose kernel is compiled when they are first asked for."""
+        if self._messages is None:
+            common = common_arguments(self.symmetric, self.memory.report_at, 0, self.rank, 0)
+            kernel = self.kernels.messages()
+            self._messages = Messages(self.gpu, kernel, self.n, common, self.symmetric_bytes, mixes=self.mixes)
+        return self._messages
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages were asked for."""
+        return self._messages is not None
+
     def begin(self, stream: int, holder: object) -> None:
         """Let what comes on a stream follow all calls so far; who calls this holds the lock of :data:`ORDER`."""
         ORDER.begin(self.gpu, stream, holder, mixes=self.mixes)
@@ -399,6 +416,8 @@ class CudaTransport:
         """Unmap and free; with ``comm`` collectively, without it only what is local."""
         self.gpu.use()
         self.gpu.runtime.deviceSynchronize()
+        if self._messages is not None:
+            self._messages.close()
         if comm is not None:
             comm.Barrier()
         for region in list(self.regions.known.values()):

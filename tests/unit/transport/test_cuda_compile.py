@@ -23,11 +23,13 @@ from blinkmpi.program.call import Call  # noqa: E402
 from blinkmpi.program.reduction import DTYPES, accumulator_of, dtype_of  # noqa: E402
 from blinkmpi.transport.cuda import codegen, failure_report, kernel_layout, memory_layout  # noqa: E402
 from blinkmpi.transport.cuda.codegen import (  # noqa: E402
+    MESSAGE_THREADS,
     STAGE_THREADS,
     WORKERS,
     StageKind,
     direct_source,
     kinds_of,
+    messages_source,
     packet_threads,
     packets_source,
     row_words,
@@ -206,6 +208,9 @@ def test_every_operation_of_every_type(dtype: str) -> None:
     ("stages", kernel_layout, "CHANNEL", kernel_layout.CHANNEL[:5], "sizeof(Channel) == 40"),
     ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),
     ("stages", codegen, "STAGE_THREADS", 480, "THREADS == 480"),
+    ("messages", kernel_layout, "MESSAGE", kernel_layout.MESSAGE[::-1], "MessageArguments, chunk"),
+    ("messages", memory_layout, "MESSAGE_FLAGS", 3, "sizeof(MessageMemory) == "),
+    ("messages", failure_report, "RECEIVE", -6, "RECEIVE == -6"),
 ])  # fmt: skip
 def test_a_kernel_of_another_layout_does_not_compile(
     monkeypatch: pytest.MonkeyPatch, kernel: str, module: ModuleType, name: str, wrong: object, message: str
@@ -220,6 +225,7 @@ def test_a_kernel_of_another_layout_does_not_compile(
         "group": lambda: packets_source(call, 4, PROTOCOLS["ll128_two_shot"], kernel_layout.SEGMENT_ROOMS[-1]),
         "stages": lambda: stages_source(call, [kind], 64, 4, 8),
         "segments": segments_source,
+        "messages": lambda: messages_source(4),
     }[kernel]()
     with pytest.raises(AssertionError, match=re.escape(message)):
         compiled(source, "sm_90")
@@ -241,6 +247,13 @@ def test_kernels_that_gather_and_scatter(arch: str) -> None:
     for name, used in found.items():
         assert used.stack == used.spilled == 0, name
         assert used.registers <= 64, (name, used)  # two CTAs on a multiprocessor
+
+
+@pytest.mark.parametrize("n", [2, 8, memory_layout.MAX_RANKS])
+@pytest.mark.parametrize("arch", GENERATIONS)
+def test_messages(arch: str, n: int) -> None:
+    found = compiled(messages_source(n), arch, version=GENERATIONS[arch])
+    check(f"{arch} n={n}", {"messages": MESSAGE_THREADS}, found)
 
 
 def test_the_compiler_is_heard() -> None:

@@ -38,7 +38,8 @@ struct Report {  // in pinned host memory: who aborted, and what for; the first 
   u64 code, seq, peer, stage, chunk, want, seen;
 };
 enum ReportCode { ABORTED = 1, TIMEOUT = 2, MISMATCH = 3, OVERLAP = 4 };
-enum ReportStage { ANNOUNCEMENT = -1, FINISH = -2, PACKET = -3 };  // what a thread waited for, if not for a stage
+// What a thread waited for, if not for a stage. Of messages, a report has the tag as `seq` and the bytes as `chunk`.
+enum ReportStage { ANNOUNCEMENT = -1, FINISH = -2, PACKET = -3, SEND = -4, RECEIVE = -5 };
 
 struct CommonArguments {  // the first part of every kernel's arguments
   SymmetricHeader* symmetric[N];  // symmetric[rank] is our own
