@@ -107,6 +107,7 @@ def calls(n: int) -> list[Step]:
     sweep = "-b 16K -e 256M -f 4 --compare nccl -G 4"
     return [
         Step(f"host-time-gpu-np{n}", "", 16, program="host_time.py"),
+        Step(f"messages-gpu-np{n}", "", 8, program="gpu_messages.py"),
         Step(f"beside-compute-gpu-np{n}", "", 20, program=beside),
         Step(f"groups-gpu-np{n}", "--gpu", 8, program="groups.py"),
         Step(f"torch-gpu-np{n}", "--gpu", 16, program="torch_group.py"),

@@ -117,6 +117,21 @@ def host_time_file(name: str, document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def gpu_messages_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/gpu_messages.py wrote."""
+    lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="gpu_messages.py")]
+    kinds = {"us": "stream", "graph_us": "graph", "host_us": "host"}
+    head = [cell for kind in kinds.values() for cell in (f">{kind}: ours", f">{label_of('nccl', document)}", ">ratio")]
+    lines += ["", *table_head("pattern", ">size", *head, ">wrong")]
+    for row in document["results"]:
+        cells = [row["pattern"], exact_size_text(row["bytes"])]
+        for kind in kinds:
+            ours, theirs = row[kind]["ours"], row[kind]["nccl"]
+            cells += [us_text(ours), us_text(theirs), ratio_text(theirs / ours)]
+        lines.append(line([*cells, str(row["wrong"])]))
+    return "\n".join(lines)
+
+
 def beside_compute_file(name: str, document: dict[str, Any]) -> str:
     """A file that benchmarks/beside_compute/measure.py wrote: a line for each product, vector and limit."""
     about = document["beside_compute"]

@@ -88,6 +88,16 @@ def host_time(document: dict[str, Any]) -> Iterator[str]:
             yield f"{dtype} {way}: {' '.join('-' if us is None else f'{us:.1f}' for us in times)}"
 
 
+def gpu_messages(document: dict[str, Any]) -> Iterator[str]:
+    """A line for each pattern and kind of time: NCCL's time by ours, by length."""
+    rows = document["results"]
+    for pattern in dict.fromkeys(row["pattern"] for row in rows):
+        for kind in ("us", "graph_us", "host_us"):
+            times = [row[kind] for row in rows if row["pattern"] == pattern]
+            ratios = (us["nccl"] / us["ours"] for us in times)
+            yield f"{pattern} {kind}: {' '.join(f'{ratio:.2f}' for ratio in ratios)}"
+
+
 def groups(document: dict[str, Any]) -> Iterator[str]:
     """A line for each number and length of tensors: microseconds of each way, on a stream and in a graph."""
     for row in document["results"]:
@@ -123,6 +133,7 @@ def message_cost(document: dict[str, Any]) -> Iterator[str]:
 # By a key of the file that only this program writes.
 PROGRAMS: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "beside_compute": beside_compute, "host_time": host_time, "groups": groups, "torch_group": torch_group,
+    "gpu_messages": gpu_messages,
     "training": training, "message_us": message_cost,
 }  # fmt: skip
 

@@ -191,6 +191,15 @@ Microseconds that the host needs to put an AllReduce in place on its stream: of 
 (new) of tensors that no call has seen yet. Ratio is NCCL's time, by torch's process group, divided by ours.
 """
 
+GPU_MESSAGES_LEGEND = """
+## Messages between GPUs
+
+torch's sends and receives of plain bfloat16 tensors: in an exchange every rank sends to the next one and receives from
+the one before, in a batch; one way each even rank sends to the next one. Times of a turn are in microseconds: on a
+stream, one turn behind another; in a CUDA graph; and of the host, to put a turn on its streams. Ratio is NCCL's time,
+in torch's process group, divided by ours.
+"""
+
 BESIDE_COMPUTE_LEGEND = """
 ## Matrix products beside AllReduces
 

@@ -64,7 +64,7 @@ def test_the_other_parts_are_programs_that_are_there_and_chunk_programs(gpu: Any
     sets = [f"emulated-{gpus}" for gpus in ("0-3", "0-1", "0-5")]
     assert [step.name for step in training] == [f"training-{name}-gpu-np2" for name in (*MODELS, *sets)]
     names = [step.name for step in calls]
-    assert names[:3] == ["host-time-gpu-np2", "beside-compute-gpu-np2", "groups-gpu-np2"]
+    assert names[:4] == ["host-time-gpu-np2", "messages-gpu-np2", "beside-compute-gpu-np2", "groups-gpu-np2"]
     on_four = [gpu.command(4, step, Path("out")) for step in gpu.steps(4, "1G", "calls") if "lang-" in step.name]
     given = [words[words.index("--algorithm") + 1] for words in on_four if "--algorithm" in words]
     assert [algorithm_for(one, 4).name for one in given] == ["hierarchical", "two_step"]
