@@ -27,6 +27,7 @@ FOUND = 99  # the exit status where the tool has found something
 COUNTS = (1, 37, 40_001)
 GIVE_UP = "give-up"  # in place of types: calls to which a rank does not come
 GROUPS = "groups"  # in place of types: groups of all collectives, of buckets and as they lie
+MESSAGES = "messages"  # in place of types
 UNFIT = ("Device not supported", "LibraryNotLoaded")  # what the tool says where it cannot work
 
 pytestmark = [pytest.mark.gpu, at_least(N)]
@@ -37,7 +38,7 @@ pytestmark = [pytest.mark.gpu, at_least(N)]
     ("tool", "words"),
     [
         ("memcheck", ["float32", "bfloat16"]), ("racecheck", ["float32"]), ("memcheck", [GIVE_UP]),
-        ("memcheck", [GROUPS]),
+        ("memcheck", [GROUPS]), ("memcheck", [MESSAGES]), ("racecheck", [MESSAGES]),
     ],
     ids=str,
 )  # fmt: skip
@@ -75,6 +76,24 @@ def main(dtypes: list[str]) -> None:
                     op = "sum" if collective in REDUCING else ""
                     chosen = [Case(collective, n, dtype, op, count, False, 0) for count in COUNTS]
                     run_all(ours, pools, chosen, skew=1 if registered else 0)
+    print("all cases passed", flush=True)
+
+
+def messages() -> None:
+    """To and from the other rank at once, also at places that are not aligned, and of more bytes than all slots have."""
+    cp, rank = cupy(), MPI.COMM_WORLD.rank
+    with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=200) as ours:
+        found = ours.context.gpus.transport.messages
+        ends = [found.fifo(1 - rank, sends=sends) for sends in (True, False)]
+        for nbytes, shift in itertools.product((0, 1, 1000, 40_001, 1 << 20, 9 << 20), (0, 1)):
+            x, y = cp.full(nbytes + shift, rank + 1, "uint8"), cp.zeros(nbytes + shift + 1, "uint8")
+            cp.cuda.Device().synchronize()
+            for end, array in zip(ends, (x, y), strict=True):
+                end.put(array.data.ptr + shift, nbytes, 3, 200.0)
+            cp.cuda.Device().synchronize()
+            ours.check()
+            assert bool((y[shift : shift + nbytes] == 2 - rank).all())
+            assert int(y[:shift].sum()) == int(y[shift + nbytes :].sum()) == 0
     print("all cases passed", flush=True)
 
 
@@ -121,4 +140,5 @@ def groups() -> None:
 
 if __name__ == "__main__":
     assert GPUS
-    give_up() if sys.argv[1:] == [GIVE_UP] else groups() if sys.argv[1:] == [GROUPS] else main(sys.argv[1:])
+    kinds = {GIVE_UP: give_up, GROUPS: groups, MESSAGES: messages}
+    kinds[sys.argv[1]]() if sys.argv[1] in kinds else main(sys.argv[1:])

@@ -1,7 +1,8 @@
 """Messages from GPU to GPU: all lengths and alignments, many at once, beside collectives, in graphs, and mistakes."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,8 @@ from mpi4py import MPI
 
 from blinkmpi.errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost
 from tests.gpu.helpers import at_least
-from tests.gpu.streams.test_torch import RANKS, gpu
+from tests.gpu.streams.test_torch import RANKS, on_gpu
+from tests.harness import mpi
 from tests.torch.test_backend import job
 
 torch = pytest.importorskip("torch")
@@ -25,6 +27,13 @@ pytestmark = [
 ]
 
 
+@contextlib.contextmanager
+def group_on_gpus(**settings: Any) -> Iterator[Any]:
+    """The default group, and this rank's GPU as the place of new tensors."""
+    with on_gpu(), job(**settings) as group:
+        yield group
+
+
 def exchange(sent: list[tuple[Any, int]], received: list[tuple[Any, int]], tag: int = 0) -> None:
     """Send and receive tensors to and from ranks, all at once."""
     ops = [dist.P2POp(dist.isend, x, peer, tag=tag) for x, peer in sent]
@@ -37,11 +46,11 @@ def content(rank: int, count: int, dtype: Any) -> Any:
     return (torch.arange(count) * (rank + 3) % 251).to(dtype)
 
 
-@gpu(RANKS)
+@mpi(ranks=RANKS, timeout=180)
 def test_every_length_and_alignment(comm: MPI.Intracomm) -> None:
     n, rank = comm.size, comm.rank
     right, left = (rank + 1) % n, (rank - 1) % n
-    with job() as group:
+    with group_on_gpus() as group:
         assert group._device_messages.why_not == ""
         for dtype in (torch.uint8, torch.float32, torch.bfloat16):
             for count in LENGTHS:
@@ -60,12 +69,12 @@ def test_every_length_and_alignment(comm: MPI.Intracomm) -> None:
         assert leaf.detach().sum().item() == 3
 
 
-@gpu(RANKS)
+@mpi(ranks=RANKS, timeout=180)
 def test_all_pairs_in_any_order_beside_collectives(comm: MPI.Intracomm) -> None:
     """Each rank lists its operations in an order of its own, and makes collectives beside."""
     n, rank = comm.size, comm.rank
     others = [p for p in range(n) if p != rank]
-    with job():
+    with group_on_gpus():
         summed = torch.zeros(1 << 18)
         dist.all_reduce(summed)  # whose code is loaded before any message waits
         for count in (100, LONG):
@@ -85,10 +94,10 @@ def test_all_pairs_in_any_order_beside_collectives(comm: MPI.Intracomm) -> None:
                 assert (summed == n).all()
 
 
-@gpu(RANKS[:1])
+@mpi(ranks=RANKS[:1], timeout=180)
 def test_a_batch_of_a_thousand_and_calls_one_by_one(comm: MPI.Intracomm) -> None:
     rank, peer = comm.rank, 1 - comm.rank
-    with job():
+    with group_on_gpus():
         sent = [torch.full((100 + i % 7,), float(i)) for i in range(500)]
         got = [torch.zeros_like(x) for x in sent]
         exchange([(x, peer) for x in sent], [(y, peer) for y in got])
@@ -109,10 +118,10 @@ def test_a_batch_of_a_thousand_and_calls_one_by_one(comm: MPI.Intracomm) -> None
         assert rank == 1 or torch.equal(x, y)
 
 
-@gpu(RANKS[:1])
+@mpi(ranks=RANKS[:1], timeout=180)
 def test_the_host_goes_on_and_frees_what_is_sent(comm: MPI.Intracomm) -> None:
     peer = 1 - comm.rank
-    with job():
+    with group_on_gpus():
         exchange([(torch.ones(1), peer)], [(torch.ones(1), peer)])
         for late in (0, 1):
             torch.cuda.synchronize()
@@ -132,11 +141,11 @@ def test_the_host_goes_on_and_frees_what_is_sent(comm: MPI.Intracomm) -> None:
             del junk
 
 
-@gpu(RANKS[:1])
+@mpi(ranks=RANKS[:1], timeout=180)
 def test_graphs_and_calls_beside_them(comm: MPI.Intracomm) -> None:
     """Replayed on other streams than they were captured on, without synchronising in between."""
     rank, peer = comm.rank, 1 - comm.rank
-    with job():
+    with group_on_gpus():
         for count in (100, LONG):
             x, y = torch.zeros(count), torch.zeros(count)
             exchange([(x, peer)], [(y, peer)])
@@ -173,30 +182,32 @@ def test_graphs_and_calls_beside_them(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["length", "tag"])
-@gpu(RANKS[:1])
+@mpi(ranks=RANKS[:1], timeout=180)
 def test_messages_that_do_not_meet(comm: MPI.Intracomm, wrong: str) -> None:
-    y = torch.full((11,), 77.0)
-
-    def meet() -> None:
-        if comm.rank == 0:
-            dist.send(torch.ones(10 if wrong == "length" else 11), 1, tag=3 + (wrong == "tag"))
-        else:
-            dist.recv(y, 0, tag=3)
-        heard(lambda: dist.all_reduce(torch.ones(3)))
-
-    with job(), pytest.raises(MismatchError, match="rank 1 receives 44 bytes with tag 3 from rank 0, which has sent"):
-        meet()
-    assert (y == 77).all()  # nothing was written
+    with group_on_gpus():
+        y = torch.full((11,), 77.0)
+        with pytest.raises(MismatchError, match="rank 1 receives 44 bytes with tag 3 from rank 0, which has sent"):
+            unlike(comm.rank, wrong, y)
+        assert (y == 77).all()  # nothing was written
 
 
-@gpu(RANKS[:1])
+def unlike(rank: int, wrong: str, y: Any) -> None:
+    """A message of which the two ends say other things."""
+    if rank == 0:
+        dist.send(torch.ones(10 if wrong == "length" else 11), 1, tag=3 + (wrong == "tag"))
+    else:
+        dist.recv(y, 0, tag=3)
+    heard(lambda: dist.all_reduce(torch.ones(3)))
+
+
+@mpi(ranks=RANKS[:1], timeout=180)
 def test_a_message_that_never_comes(comm: MPI.Intracomm) -> None:
     def wait(group: Any) -> None:
         if comm.rank == 0:
             dist.recv(torch.ones(5), 1, tag=2)
         heard(group.comm.check)
 
-    with job(timeout=timedelta(seconds=3)) as group:
+    with group_on_gpus(timeout=timedelta(seconds=3)) as group:
         dist.all_reduce(torch.ones(3))
         with pytest.raises(BlinkError) as caught:
             wait(group)
