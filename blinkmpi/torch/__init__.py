@@ -10,7 +10,7 @@ Importing it registers the backend and the rendezvous ``mpi://``, and touches ne
 ``collectives``  torch's collectives, each as a call of the Communicator (``operation``); ``operands`` reads tensors
 ``fast_path``    the calls of DDP and FSDP on GPUs, which ``torch_extension`` reads in C++
 ``work``         what torch waits for; ``streams`` puts calls on GPUs on their stream
-``own_messages``  a rank's messages to itself
+``device_messages``  from GPU to GPU; ``own_messages`` are a rank's to itself
 ``profiling``    rows in torch's profiler; ``compiler`` hides from torch.compile what torch calls here
 ``hook``         DDP and ``fsdp`` FSDP2, for those who keep another process group
 ``mem_pool``     tensors in memory that all ranks have mapped

@@ -17,6 +17,9 @@ import torch
 
 from ..collectives import dispatcher_of
 from ..errors import BufferTypeError, DeviceError
+from ..runtime.bootstrap import own_settings
+from ..transport.cuda.memory_layout import shape_text
+from ..util.settings import LogOnce
 from .compiler import hide
 from .operands import Tensor, flat, nbytes, writable
 from .streams import current_stream
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from ..transport.cuda.messages import Fifo
     from ..transport.cuda.transport import CudaTransport
 
-NOT_OPEN = "its first collective opens the group"
+NOT_OPEN = "the group is opened by its first collective; make one before"
 CLOSED = "the group was destroyed"
 
 
@@ -45,6 +48,13 @@ class DeviceMessages:
         self._by_gloo = [[0] * size, [0] * size]  # likewise, how many go by gloo
         self._dispatcher: Any = None
         self._ends: dict[tuple[int, bool], MessageEnd] = {}
+        self._say = LogOnce(own_settings())
+
+    def explain(self, nbytes: int) -> str:
+        """Say how a message of so many bytes goes, and why."""
+        if self.why_not:
+            return f"a message of a GPU tensor goes by gloo and host memory: {self.why_not}"
+        return f"a message of {nbytes} bytes goes from GPU to GPU: {shape_text(nbytes, self._size)}"
 
     def open(self, comm: Any) -> None:
         """Send from GPU to GPU from now on, if the ranks of an opened group can; collective."""
@@ -74,6 +84,8 @@ class DeviceMessages:
             number = self._begun[sends][peer]
             self._begun[sends][peer] += 1
             if self.why_not or number < self._by_gloo[sends][peer]:
+                if self.why_not:
+                    self._say(f"messages of GPU tensors go by gloo and host memory: {self.why_not}")
                 return None
             end = self._ends.get((peer, sends))
             if end is None:

@@ -55,7 +55,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         self.store, self.rank_here, self.timeout_s = store, rank, timeout.total_seconds()
         self._open, self._name, self._description, self._sequence = open_comm, name, "undefined", 0
         self._comm: Any = None
-        self._own_messages, self._device_messages = OwnMessages(), DeviceMessages(rank, size)
+        self._own_messages, self.device_messages = OwnMessages(), DeviceMessages(rank, size)
         self._opening = Lock()  # of this group alone: another rank's threads may open groups in another order
         self._end: weakref.finalize[Any, Any] | None = None
         self._gloo = gloo(store, rank, size, timeout)
@@ -72,7 +72,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
                 if self._comm is None:
                     comm = self._open()
                     self._end = weakref.finalize(self, _forget, comm)
-                    self._device_messages.open(comm)
+                    self.device_messages.open(comm)
                     self._comm = comm
         return self._comm
 
@@ -127,7 +127,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         tensor = only(tensors, "send")
         if peer == self.rank_here:
             return self._own_messages.send(tensor, tag)
-        if tensor.is_cuda and (end := self._device_messages.next(peer, sends=True)):
+        if tensor.is_cuda and (end := self.device_messages.next(peer, sends=True)):
             return self._noted(end.put(tensor, tag, self.timeout_s))
         return carrier(self._gloo).send([tensor.cpu() if tensor.is_cuda else tensor], peer, tag)
 
@@ -137,7 +137,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         tensor = only(tensors, "recv")
         if peer == self.rank_here:
             return self._own_messages.receive(tensor, tag, peer, self.timeout_s)
-        if tensor.is_cuda and (end := self._device_messages.next(peer, sends=False)):
+        if tensor.is_cuda and (end := self.device_messages.next(peer, sends=False)):
             return self._noted(end.put(tensor, tag, self.timeout_s))
         return self._received(tensor, lambda memory: carrier(self._gloo).recv([memory], peer, tag))
 
@@ -148,14 +148,14 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
             ArgumentError: for a tensor on a GPU, where messages go from GPU to GPU.
         """
         tensor = only(tensors, "recv")
-        if tensor.is_cuda and not self._device_messages.why_not:
+        if tensor.is_cuda and not self.device_messages.why_not:
             raise ArgumentError(
                 "recv of a GPU tensor from any rank: messages go from GPU to GPU, and each is awaited from one rank; "
                 "name the source, or send and receive tensors in host memory"
             )
         begun = self._received(tensor, lambda memory: carrier(self._gloo).recv_anysource([memory], tag))
         if isinstance(begun, Received):
-            begun.tell = self._device_messages.count_received
+            begun.tell = self.device_messages.count_received
         return begun
 
     def _received(self, tensor: Tensor, begin: Callable[[Tensor], Any]) -> Any:
@@ -195,7 +195,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         Where that fails, since another rank does something else, the error is logged and not raised: it would keep
         torch from forgetting the group, and from making another one.
         """
-        self._device_messages.close()
+        self.device_messages.close()
         if self._end is not None and self._end.detach() is not None:
             try:
                 self.comm.Free()

@@ -133,7 +133,7 @@ def test_a_group_of_gpus_sends_from_gpu_to_gpu(comm: MPI.Intracomm) -> None:
     with fake_gpus() as driver:
         dist.init_process_group("blink", init_method="mpi://")
         group = dist.group.WORLD
-        assert group._device_messages.why_not == ""
+        assert group.device_messages.why_not == ""
         ends = []
 
         class Noted:

@@ -67,6 +67,13 @@ def lanes_for(nbytes: int, n: int) -> int:
     return min(max(1, -(-nbytes // MESSAGE_LANE)), message_lanes(n))
 
 
+def shape_text(nbytes: int, n: int) -> str:
+    """How a message goes, in words."""
+    lanes = lanes_for(nbytes, n)
+    ahead = min(lanes * MESSAGE_DEPTH * MESSAGE_CHUNK, nbytes)
+    return f"in {lanes} of {message_lanes(n)} lanes, {ahead} bytes before anybody receives them"
+
+
 def slots_at(n: int) -> int:
     """Where slots begin in the symmetric memory of ``n`` ranks."""
     return ll128_at(n) + LL128_BYTES

@@ -80,7 +80,7 @@ def main(dtypes: list[str]) -> None:
 
 
 def messages() -> None:
-    """To and from the other rank at once, also at places that are not aligned, and of more bytes than all slots have."""
+    """To and from the other rank at once, also at odd places; the longest fill all slots."""
     cp, rank = cupy(), MPI.COMM_WORLD.rank
     with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=200) as ours:
         found = ours.context.gpus.transport.messages
