@@ -72,8 +72,10 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
                 if self._comm is None:
                     comm = self._open()
                     self._end = weakref.finalize(self, _forget, comm)
-                    self.device_messages.open(comm)
-                    self._comm = comm
+                    try:
+                        self.device_messages.open(comm)
+                    finally:
+                        self._comm = comm
         return self._comm
 
     @property

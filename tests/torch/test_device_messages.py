@@ -94,7 +94,7 @@ def test_cpp_puts_a_message_as_python_does(driver: Any, on_cpu: Any, device: Any
     gpu.device = -1  # host memory's number
     kernel, report = gpu.compile("", "messages"), (ctypes.c_int64 * 8)()
     common = common_arguments([100 + r for r in range(N)], ctypes.addressof(report), 0, 1, 0)
-    fifo = Messages(gpu, kernel, N, common, 4096, mixes=True).fifo(2, sends=sends)
+    fifo = Messages(gpu, kernel, N, common, 4096).fifo(2, sends=sends)
     numbers, words = fifo.for_c()
     end = on_cpu.MessageEnd(
         numbers, words, fifo.order.lock.acquire, fifo.order.lock.release, device.stream(STREAM),

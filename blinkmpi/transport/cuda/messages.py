@@ -4,8 +4,8 @@ What one rank sends to another meets what that receives from it in the order of 
 matched, checked and moved by the kernels (``kernels/messages.cu``); the ranks' hosts do not meet. A stream for each
 rank and direction keeps the messages of one FIFO in order, and lets no message wait for another rank's.
 
-In a CUDA graph the streams are branches of the graph. Once a message has been captured, an event chains those of its
-FIFO in the order in which calls and graphs are launched, as :class:`.order.Order` has it.
+In a CUDA graph the streams are branches of the graph. An event chains the messages of each end in the order in which
+calls and graphs are launched, as :class:`.order.Order` has it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ class Fifo:
 
     Args:
         words: the arguments of every message, up to ``nbytes``.
-        mixes: whether messages in graphs keep the order, whatever streams the graphs are launched on.
 
     Attributes:
         stream: of its kernels alone.
         order: of its messages, on that stream and in graphs.
     """
 
-    def __init__(self, gpu: Gpu, kernel: Kernel, n: int, words: Sequence[int], *, mixes: bool) -> None:
-        self._gpu, self._n, self._sends, self._mixes = gpu, n, bool(words[-1]), mixes
+    def __init__(self, gpu: Gpu, kernel: Kernel, n: int, words: Sequence[int]) -> None:
+        self._gpu, self._n, self._sends = gpu, n, bool(words[-1])
         self.stream, self.order = SPARE_STREAMS.pop() if SPARE_STREAMS else gpu.new_stream(), Order()
         self.order.chain_from_now(gpu)
         room = len(words) + len(MESSAGE) - KNOWN
@@ -61,12 +60,12 @@ class Fifo:
         """
         args, stream = self._message.args, self.stream.ptr
         with self.order.lock:
-            self.order.begin(self._gpu, stream, self.stream, mixes=self._mixes)
+            self.order.begin(self._gpu, stream, self.stream, mixes=True)
             ends = (at, 0) if self._sends else (0, at)
             fill_call(args, self._n, int(timeout_s * 1e9), (*ends, 0, 0, 0, 0))
             args[len(args) - 2 : len(args)] = [nbytes, tag]
             self._launch(lanes_for(nbytes, self._n))()
-            self.order.end(self._gpu, stream, mixes=self._mixes)
+            self.order.end(self._gpu, stream, mixes=True)
 
     def _launch(self, lanes: int) -> Callable[[], None]:
         found = self._launches.get(lanes)
@@ -99,8 +98,8 @@ class Messages:
         memory_at: where FIFOs are in every rank's symmetric memory.
     """
 
-    def __init__(self, gpu: Gpu, kernel: Kernel, n: int, common: Sequence[int], memory_at: int, *, mixes: bool) -> None:
-        self._gpu, self._kernel, self._n, self._mixes = gpu, kernel, n, mixes
+    def __init__(self, gpu: Gpu, kernel: Kernel, n: int, common: Sequence[int], memory_at: int) -> None:
+        self._gpu, self._kernel, self._n = gpu, kernel, n
         self._common, self._memory_at = common, memory_at
         self._fifos: dict[tuple[int, bool], Fifo] = {}
 
@@ -111,7 +110,7 @@ class Messages:
             given: dict[str, Any] = {"memory_at": self._memory_at, "peer": peer, "sends": int(sends)}
             words = [*self._common, *(given[name] for name in MESSAGE[:KNOWN])]
             with self._gpu.entered():
-                made = Fifo(self._gpu, self._kernel, self._n, words, mixes=self._mixes)
+                made = Fifo(self._gpu, self._kernel, self._n, words)
             found = self._fifos.setdefault((peer, sends), made)
         return found
 

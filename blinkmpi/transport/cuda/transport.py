@@ -355,7 +355,7 @@ class CudaTransport:
         if self._messages is None:
             common = common_arguments(self.symmetric, self.memory.report_at, 0, self.rank, 0)
             kernel = self.kernels.messages()
-            self._messages = Messages(self.gpu, kernel, self.n, common, self.symmetric_bytes, mixes=self.mixes)
+            self._messages = Messages(self.gpu, kernel, self.n, common, self.symmetric_bytes)
         return self._messages
 
     @property
