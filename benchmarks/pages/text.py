@@ -124,8 +124,8 @@ bold:
   its first call an exchange by which the ranks agree on what the last one of the same ranks has left.
 - *A broadcast of few bytes* ends when all ranks have come, so that a mismatch is raised on every rank. mpi4py's root
   goes on before.
-- *Broadcasts that are begun together* are read one after another from the root's memory, and the root waits for each;
-  mpi4py's are read without that.
+- *Broadcasts that are begun together* were read one after another from the root's memory, and the root waited for each
+  before it announced the next; mpi4py's are read without that. Two overlap since, which the tables do not show yet.
 - *A scatter of blocks of 64 KiB to 1 MiB* is read by all ranks from the root's memory at once. On pages of 4 KiB the
   kernel makes such readers wait for one another; on pages of 2 MiB, as large arrays have, hardly. A root that copies
   all blocks itself was slower in every trial.

@@ -86,14 +86,14 @@ int blink_execute(call_t *call, int64_t *rows) {
   call->moved = call->fault = 0;
   if (call->trace && call->trace->seq != (int64_t)call->seq)
     call->trace->seq = (int64_t)call->seq, call->trace->waiting = 0, call->trace->began = call->trace->last = now_ns();
-  if (call->phase == BEFORE) { /* slots are free once everybody has finished the call before, or, in one shot, the one before that */
+  /* Slots are free once everybody has finished the call before or uses none in it; in one shot, the one before that. */
+  if (call->phase == BEFORE) {
     const int state = await_traced(call, call->seq - (uint64_t)call->one_shot, 1);
     if (state != DONE) return state;
     if (call->blocks) fill_blocks(call);
     else fill(call, rows);
     if (call->one_shot) set(call->calls + call->rank * call->stride + ENTERED, call->seq);
     call->phase = ANNOUNCED;
-    if (call->timeout_ns == ANNOUNCE) return EXPIRED;
   }
   if (call->nodes && (call->phase == ANNOUNCED || call->phase == SENT)) {
     const int state = meet_nodes(call, rows);
@@ -110,10 +110,12 @@ int blink_execute(call_t *call, int64_t *rows) {
       if (get(call->calls + r * call->stride + SEND + TURN * (call->seq & 1)) == CLOSED) return UNREADABLE;
     call->phase = RUNNING;
   }
+  if (call->timeout_ns == MEET) return EXPIRED;
   const int state = call->blocks  ? (call->trace ? run_blocks(call, 1) : run_blocks(call, 0))
                     : call->trace ? run_stages(call, rows, 1)
                                : run_stages(call, rows, 0);
   if (state != DONE) return state;
+  if (call->timeout_ns == AHEAD) return EXPIRED; /* an earlier call ends first */
   if (call->nodes) { /* what others are sent lies in slots that the call after the next fills */
     const int gone = await_sent(call);
     if (gone != DONE) return gone;

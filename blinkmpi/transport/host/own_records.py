@@ -1,7 +1,7 @@
 """The records in which a rank announces its calls: two, of its last calls of even and of odd number.
 
 A record is used again two calls later, and by then every peer must have read it. A call on the host waits for all to
-have entered it, so all are through with those before. A call whose ranks meet in kernels waits for nobody here.
+have entered it, and so all have read the records of those before. A call whose ranks meet in kernels waits for nobody.
 """
 
 from collections.abc import Callable

@@ -6,11 +6,19 @@
  * itself (a rank that is late, other announcements, a fault) is Python's, which owns the queue until it has said what
  * became of the call (finish_call).
  *
+ * Two calls overlap if this rank passes nothing through slots in either. It announces the second as soon as all ranks
+ * have met in the first, and runs it while the first only waits for those who read this rank's buffers. So each rank
+ * takes its own steps in the order of the calls, and its flags only grow. The second ends behind the first. There are
+ * never more than two, for a rank has two records, and two words for the address of a buffer.
+ *
  * To MPI a call is a generalized request, which is complete when the call is. */
 #pragma once
 #include "kinds.h"
+#include "meeting.h"
+#include "stages.h"
 
 enum { QUEUED, RUNS, HAS_ENDED, HAS_FAILED }; /* how far a call is */
+enum { LANE_WORDS = 512 };       /* that the rows of a call have at most which may overlap another one */
 enum { AGAIN = 100 };            /* a status: nothing has happened for a while */
 enum { A_WHILE_NS = 100000000 }; /* after which a thread that waits looks for signals */
 /* The thread looks so often, this many times after the last call; a call that moves is waited for that long, one that has
@@ -34,9 +42,13 @@ typedef int hook_t(int (*)(void));
 
 typedef struct pending { /* a call, as Python holds it */
   PyObject_HEAD
-  struct pending *next;
+  struct pending *_Atomic next;
   PyObject *self; /* the capsule of its table, kept */
   entry_t *entry; /* in use by it */
+  int64_t words;  /* of its rows, if it may overlap another call, or 0 */
+  uint64_t seq;   /* its number, once it RUNS */
+  call_t *call;   /* with `rows`: how far it is; the entry's, or in a lane */
+  int64_t *rows;
   char *at[MOST_BUFFERS];
   PyObject *method, *arguments; /* kept until it has ended, with the user's buffers */
   Py_buffer views[MOST_BUFFERS]; /* of some of these, so that nobody changes their lengths */
@@ -48,12 +60,19 @@ typedef struct pending { /* a call, as Python holds it */
   void *handle;                 /* MPI's, which may be a number */
 } pending_t;
 
+typedef struct { /* a call that may overlap another one, perhaps of the same entry */
+  call_t call;
+  int64_t rows[LANE_WORDS];
+} lane_t;
+
 /* What is atomic may be read at any time. The list is changed with the lock; or without it by an owner that holds Python's
  * lock, which all others hold who would change it. */
 typedef struct queue {
   struct queue *next;          /* of this process */
   repeated_t *table;
   pending_t *_Atomic first, *last;
+  pending_t *second;           /* the call behind the first, if it was begun; changed as the list is */
+  lane_t lanes[2];             /* of calls of even and of odd number */
   pending_t *_Atomic ended;    /* whose objects are to be let go of, with both locks */
   atomic_int owned;            /* whether somebody runs the first, or finishes it */
   atomic_int waiters;          /* threads that wait for `changed`, or are about to */
@@ -143,6 +162,7 @@ static void end_first(queue_t *q, int state, int alone) {
   pending_t *const r = q->first;
   if (!r->next) q->last = NULL;
   q->first = r->next;
+  q->second = NULL;
   r->next = q->ended;
   q->ended = r;
   q->table->pending--;
@@ -157,30 +177,78 @@ static int64_t patience_of(const pending_t *r) {
   return r->timeout_ns && r->timeout_ns < usual ? r->timeout_ns : usual;
 }
 
+/* Give a call its number, and the state in which it runs. */
+static void take_up(queue_t *q, pending_t *r) {
+  entry_t *const e = r->entry;
+  aim_at(e, r->at);
+  r->call = e->call, r->rows = e->rows, r->seq = ++q->table->seq;
+  if (r->words) {
+    lane_t *const lane = q->lanes + (r->seq & 1);
+    lane->call = *e->call, lane->call.phase = BEFORE;
+    memcpy(lane->rows, e->rows, (size_t)r->words * sizeof *lane->rows);
+    r->call = &lane->call, r->rows = lane->rows;
+  }
+  atomic_store(&r->state, RUNS);
+}
+
+/* Begin a call, or go on with it: its status. */
+static int go_on(queue_t *q, pending_t *r, int64_t timeout_ns) {
+  if (r->state == QUEUED) take_up(q, r);
+  call_t *const call = r->call;
+  const int64_t usual = call->timeout_ns;
+  call->timeout_ns = timeout_ns;
+  int state;
+  if (call->seq == r->seq) {
+    state = resume(call, r->rows);
+  } else {
+    state = blink_run(call, r->rows, r->seq);
+    r->entry->call->readable = call->readable;
+  }
+  call->timeout_ns = usual;
+  if (state != DONE && call->moved && r == q->first) q->moves++;
+  return state;
+}
+
+/* Announce the first call, and the second once all ranks have met in the first. Their statuses come again later. */
+static void announce_both(queue_t *q) {
+  pending_t *const r = q->first;
+  if (!r || !r->words || q->second) return;
+  if (r->state == QUEUED || r->call->phase < RUNNING) (void)go_on(q, r, MEET);
+  if (r->call->phase < RUNNING || !r->next) return;
+  pthread_mutex_lock(&q->lock); /* the calls behind the first may be given up */
+  pending_t *const next = r->next;
+  if (next && next->words) take_up(q, next), q->second = next;
+  pthread_mutex_unlock(&q->lock);
+  if (q->second) (void)go_on(q, q->second, MEET);
+}
+
+/* Run the first call, and the second while the first only waits for readers: the status of the first. */
+static int run_first(queue_t *q, pending_t *r, int64_t patience) {
+  if (!r->words || !r->next) return go_on(q, r, patience);
+  for (idle_t wait = {0, 0, 0};;) {
+    announce_both(q);
+    int state = go_on(q, r, AT_ONCE);
+    if (state != EXPIRED) return state;
+    int64_t moved = r->call->moved;
+    if (q->second && only_waits(r->call, r->rows)) (void)go_on(q, q->second, AHEAD), moved += q->second->call->moved;
+    if (moved) wait = (idle_t){0, 0, 0};
+    if (moved && patience >= 0) continue;
+    state = idle(&wait, r->call->spins, r->call->heartbeat, r->call->abort, patience);
+    if (state != DONE) return state;
+  }
+}
+
 /* Run the first calls until one has ended, or all have (NULL): DONE, or the status of the one that has not. The caller owns
  * the queue. `patience` is in place of a call's own timeout, if not 0. With `brief` the caller holds Python's lock, and it
  * ends at a call that may take long. */
 static int move_on(queue_t *q, const pending_t *until, int64_t patience, int brief) {
   for (;;) {
     pending_t *const r = q->first;
+    announce_both(q);
     if (!r || (until && until->state >= HAS_ENDED)) return DONE;
-    call_t *const call = r->entry->call;
-    if (brief && !is_brief(call)) return EXPIRED;
-    const int64_t usual = call->timeout_ns;
-    int state;
-    call->timeout_ns = patience ? patience : patience_of(r);
-    if (r->state == RUNS) {
-      state = resume(call, r->entry->rows);
-    } else {
-      aim_at(r->entry, r->at);
-      atomic_store(&r->state, RUNS);
-      state = blink_run(call, r->entry->rows, ++q->table->seq);
-    }
-    call->timeout_ns = usual;
-    if (state != DONE) {
-      if (call->moved) q->moves++;
-      return state;
-    }
+    if (brief && !is_brief(r->entry->call)) return EXPIRED;
+    const int state = run_first(q, r, patience ? patience : patience_of(r));
+    if (state != DONE) return state;
     end_first(q, HAS_ENDED, brief);
   }
 }
@@ -274,8 +342,14 @@ static queue_t *queue_of(const pending_t *r) { return table_of(r->self)->queue; 
 /* The first call, which Python finishes: (it, what it is bound to, its number, status, timeout in seconds or None, method, arguments). */
 static PyObject *unfinished(queue_t *q, int state) {
   pending_t *const r = q->first;
+  entry_t *const e = r->entry;
+  if (r->call != e->call) { /* Python goes on with the entry's */
+    aim_at(e, r->at);
+    *e->call = *r->call;
+    memcpy(e->rows, r->rows, (size_t)r->words * sizeof *r->rows);
+  }
   PyObject *const timeout = r->timeout_ns ? PyFloat_FromDouble((double)r->timeout_ns * 1e-9) : Py_NewRef(Py_None);
-  return Py_BuildValue("(OOKiNOO)", r, r->entry->bound, (unsigned long long)q->table->seq, state, timeout, r->method, r->arguments);
+  return Py_BuildValue("(OOKiNOO)", r, e->bound, (unsigned long long)r->seq, state, timeout, r->method, r->arguments);
 }
 
 /* (method, arguments, timeout): begin a call that is kept; the request, or None if it is not known here. */
@@ -299,6 +373,8 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
   memset((char *)r + sizeof(PyObject), 0, sizeof *r - sizeof(PyObject));
   e->users++; /* what follows may run Python */
   r->entry = e;
+  r->words = e->call->trace || e->call->befores || e->call->afters ? 0 : words_without_slots(e->call, e->rows);
+  if (r->words > LANE_WORDS) r->words = 0;
   places(&a, r->at);
   memcpy(r->views, a.views, (size_t)a.held * sizeof *a.views);
   r->held = a.held;
@@ -326,7 +402,7 @@ static PyObject *begin_call(PyObject *self, PyObject *const *given, Py_ssize_t n
     disown(q, move_on(q, NULL, AT_ONCE, 1));
   } else {
     Py_BEGIN_ALLOW_THREADS
-    disown(q, move_on(q, r, ANNOUNCE, 0));
+    disown(q, move_on(q, r, MEET, 0));
     Py_END_ALLOW_THREADS
   }
   return request;
@@ -402,22 +478,24 @@ static PyObject *finish_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   Py_RETURN_NONE;
 }
 
-/* (error): no call is begun any more, and those that are fail, but for one that somebody runs or finishes. */
+/* (error): no call is begun any more, and those that are fail, but for what somebody runs or finishes. */
 static PyObject *give_up_calls(PyObject *self, PyObject *error) {
   queue_t *const q = table_of(self)->queue;
   if (mpi.forked) Py_RETURN_NONE;
   pthread_mutex_lock(&q->lock);
   const int mine = own(q);
-  pending_t *const kept = mine ? NULL : q->first;
+  pending_t *const kept = mine ? NULL : q->second ? q->second : q->first;
   pending_t *next = kept ? kept->next : q->first;
-  q->first = q->last = kept;
+  if (mine) q->first = q->second = NULL;
+  q->last = kept;
   if (kept) kept->next = NULL;
   while (next) {
     pending_t *const r = next;
     next = r->next;
     r->error = Py_NewRef(error);
     atomic_store(&r->state, HAS_FAILED);
-    r->next = q->ended, q->ended = r;
+    r->next = q->ended;
+    q->ended = r;
     q->table->pending--;
   }
   if (mine) q->owned = 0;

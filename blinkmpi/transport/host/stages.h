@@ -155,6 +155,30 @@ static flag_t *lacking(const call_t *call, const stage_t *c, int64_t k) {
   return NULL;
 }
 
+/* The words of all rows of a call that passes nothing through slots on this rank; 0 for one that does. */
+static int64_t words_without_slots(const call_t *call, int64_t *rows) {
+  int64_t *p = rows;
+  stage_t c;
+  if (!call->cma || call->one_shot || call->blocks || call->nodes) return 0;
+  for (int64_t i = 0; i < call->stages; i++) {
+    p = decode(call, p, &c);
+    if (c.nops && c.nouts) return 0;
+    for (int64_t j = 0; j < c.nins; j++)
+      if (!exported(c.ins + IN * j)) return 0;
+  }
+  return p - rows;
+}
+
+/* Whether all that is left of a call is that others read this rank's buffers. */
+static int only_waits(const call_t *call, int64_t *rows) {
+  stage_t c;
+  for (int64_t i = 0, *p = rows, *next; i < call->stages; i++, p = next) {
+    next = decode(call, p, &c);
+    if (c.nops && p[DONE_CHUNKS] * c.chunk < c.count) return 0;
+  }
+  return 1;
+}
+
 /* Do chunk k of a stage and raise its flags. Returns 0 if the memory of another process could not be read. */
 static int advance(call_t *call, stage_t *c, int64_t *p) {
   const int64_t k = p[DONE_CHUNKS];

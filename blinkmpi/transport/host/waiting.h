@@ -29,8 +29,9 @@ static int64_t now_ns(void) {
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
 
-/* Timeouts: none, after one turn at what is ready; for as many polls as spin; none, once the call is announced. */
-enum { AT_ONCE = -1, BRIEFLY = -2, ANNOUNCE = -3 };
+/* Timeouts: none, after one turn at what is ready; for as many polls as spin; none, and nothing is done once all ranks
+ * have entered the call; as AT_ONCE, and the call is not ended. */
+enum { AT_ONCE = -1, BRIEFLY = -2, MEET = -3, AHEAD = -4 };
 
 /* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
 typedef struct {

@@ -7,26 +7,34 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from msgspec.structs import replace
 
 import blinkmpi
-from blinkmpi.errors import CollectiveTimeout, PeerLost
+from blinkmpi.errors import CollectiveTimeout, MismatchError, PeerLost
+from blinkmpi.planning.plan import Plan
 from blinkmpi.runtime.requests import HostRequest
+from blinkmpi.topology.model import Device, Link, Topology
 from tests.harness import mpi
 from tests.harness.patience import PATIENCE_S, wait_until
 from tests.mpi.test_conformance import OURS
 
 COUNT = 48
 LONG = 1 << 18  # elements of a call that no rank ends at once
+READ = 1 << 13  # elements of a broadcast that is read from the root
 
 
-def opened(comm: MPI.Intracomm, **keywords: Any) -> blinkmpi.Communicator:
+def opened(
+    comm: MPI.Intracomm, change: Callable[[Plan], Plan] = lambda plan: plan, **keywords: Any
+) -> blinkmpi.Communicator:
     """A communicator that has made each call of these tests, so that C begins the next ones."""
     ours = blinkmpi.Communicator(comm, algo=OURS, executor="c", **keywords)
+    ours.context.planned.change(change)
     x, y, long = np.zeros(COUNT), np.zeros(COUNT), np.zeros(LONG)
     for _ in range(2):
         for request in (ours.Iallreduce(x, y), ours.Ibcast(x, 0), ours.Iallreduce(MPI.IN_PLACE, long), ours.Ibarrier()):
@@ -242,3 +250,137 @@ def test_memory_of_a_call_under_way_keeps_its_length(comm: MPI.Intracomm) -> Non
         request.Wait()
         sent.append(1)
         received.append(1)
+
+
+def opened_for_broadcasts(comm: MPI.Intracomm, topology: Topology | None = None) -> blinkmpi.Communicator:
+    """The same, where long broadcasts are read from the memory of others, and each rank has been the root of one."""
+
+    def changed(plan: Plan) -> Plan:
+        own = [r for r in plan.rules if r.collective == "broadcast"]
+        long = [replace(r, protocol="cma", min_bytes=8 * READ, chunk_bytes=8 * READ // 4) for r in own[:1]]
+        return replace(plan, rules=(*(r for r in plan.rules if r not in own), *own[:1], *long))
+
+    ours = opened(comm, changed, topology=topology)
+    x = np.zeros(READ)
+    for root in (*range(comm.size), *range(comm.size)):
+        ours.Ibcast(x, root).Wait()
+    return ours
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_root_reads_the_next_broadcast_before_its_own_was_read(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    """Rank 1 has begun both, and is away."""
+    ours, read = opened_for_broadcasts(comm), comm.bcast(tmp_path) / "read"
+    x, y = np.full(READ, comm.rank), np.full(READ, comm.rank)
+    if comm.rank == 0:
+        first = ours.Ibcast(x, 0)
+        comm.send(None, 1)
+        second = ours.Ibcast(y, 1)
+        wait_until(lambda: second.Test() or (y == 1).all(), "the second is read")
+        assert not first.Test()
+        assert not second.Test(), "they end in their order"
+        read.touch()
+    else:
+        ours._dispatcher().repeated.close()  # nothing moves calls on here
+        comm.recv(source=0)
+        first, second = ours.Ibcast(x, 0), ours.Ibcast(y, 1)
+        wait_until(read.exists, "the second is read")
+        assert (x == 1).all(), "the first is not"
+    first.Wait()
+    second.Wait()
+    assert (x == 0).all()
+    assert (y == 1).all()
+    ours.Free()
+
+
+@pytest.mark.parametrize(("way", "roots"), [("direct", "one"), ("direct", "all"), ("line", "all")])
+@mpi(ranks=(2, 3), long=(4,), timeout=60)
+def test_broadcasts_that_overlap_bring_each_its_own(comm: MPI.Intracomm, way: str, roots: str) -> None:
+    """A rank may write to its buffer as soon as its request has ended."""
+    links = [Link(*ends, "nvlink", 1, 25_000) for r in range(comm.size - 1) for ends in ((r, r + 1), (r + 1, r))]
+    line = Topology("line", tuple(Device("gpu", 0, r) for r in range(comm.size)), (), tuple(links))
+    with opened_for_broadcasts(comm, line if way == "line" else None) as ours:
+        xs, made = np.empty((9, READ)), ours.stats().calls
+        for turn in range(12):
+            requests = []
+            for i, x in enumerate(xs):
+                root = i % comm.size if roots == "all" else 0
+                x[:] = 100 * turn + i if comm.rank == root else -1
+                requests.append(ours.Ibcast(x, root))
+            if turn % 3 == 0:
+                MPI.Request.Waitall(requests)
+            for i in range(9) if turn % 3 == 1 else reversed(range(9)):
+                requests[i].Wait()
+                assert (xs[i] == 100 * turn + i).all(), (turn, i)
+                xs[i] = -2
+        assert ours.stats().calls == made + 12 * 9
+
+
+@mpi(ranks=(2, 3), long=(4,), timeout=60)
+def test_calls_of_all_kinds_may_follow_one_another(comm: MPI.Intracomm) -> None:
+    n = comm.size
+    with opened_for_broadcasts(comm) as ours:
+        long, short, sums = np.empty((3, READ)), np.empty(COUNT), np.empty((2, COUNT))
+        one, whole = np.empty(COUNT), np.empty(LONG)
+        for turn in range(20):
+            for i, x in enumerate(long):
+                x[:] = turn if comm.rank == i % n else -1
+            one[:], short[:], whole[:] = comm.rank + turn, turn if comm.rank == 0 else -1, turn
+            MPI.Request.Waitall(
+                [
+                    ours.Ibcast(long[0], 0), ours.Iallreduce(one, sums[0]), ours.Ibcast(long[1], 1), ours.Ibarrier(),
+                    ours.Ibcast(long[2], 2 % n), ours.Iallreduce(MPI.IN_PLACE, whole), ours.Ibcast(short, 0),
+                    ours.Iallreduce(one, sums[1]),
+                ]
+            )  # fmt: skip
+            assert (long == turn).all()
+            assert (short == turn).all()
+            assert (whole == n * turn).all()
+            assert (sums == n * turn + n * (n - 1) // 2).all()
+
+
+@mpi(ranks=(2, 3), timeout=60)
+def test_of_two_that_overlap_the_second_may_be_another_one_elsewhere(comm: MPI.Intracomm) -> None:
+    with opened_for_broadcasts(comm) as ours:
+        x, y, z = (np.full(READ, comm.rank) for _ in range(3))
+        for root in (0, 1):
+            x[:] = z[:] = comm.rank
+            requests = [ours.Ibcast(x, root), ours.Ibcast(y, 1 if comm.rank else 0), ours.Ibcast(z, root)]
+            with pytest.raises(MismatchError, match="the ranks disagree"):
+                requests[1].Wait()
+            requests[0].Wait()
+            requests[2].Wait()
+            assert (x == root).all()
+            assert (y == comm.rank).all()
+            assert (z == root).all()
+
+
+@pytest.mark.parametrize("waits", ["Wait", "nobody"])
+@mpi(ranks=(2,), timeout=60)
+def test_a_rank_that_reads_nothing_is_named_in_time(comm: MPI.Intracomm, tmp_path: Path, waits: str) -> None:
+    """Rank 1 has begun both, and is away; the second, which has begun, too, fails with the first."""
+    ours, late = opened_for_broadcasts(comm), comm.bcast(tmp_path) / "late"
+    x, y = np.full(READ, comm.rank), np.full(READ, comm.rank)
+    if comm.rank == 0:
+        first = ours.Ibcast(x, 0, timeout=1.0)
+        comm.send(None, 1)
+        second = ours.Ibcast(y, 1)
+        if waits == "nobody":
+            wait_until(lambda: not ours._dispatcher().repeated.pending, "both have ended")
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
+            first.Wait()
+        with pytest.raises(PeerLost, match="died earlier"):
+            second.Wait()
+        late.touch()
+    else:
+        ours._dispatcher().repeated.close()
+        comm.recv(source=0)
+        first, second = ours.Ibcast(x, 0), ours.Ibcast(y, 1)
+        wait_until(late.exists, "rank 0 has given up")
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
+            first.Wait()
+        with pytest.raises(PeerLost, match="died earlier"):
+            second.Wait()
+    comm.Barrier()
+    with suppress(CollectiveTimeout):
+        ours.Free()
