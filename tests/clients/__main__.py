@@ -32,6 +32,12 @@ CLOSE = 1e-5  # results agree to this part: sums of floats come in other orders
 BEGAN, DIED, FAILED = "began", "died", "failed"  # a rank of a test that did not end it died with the job
 RANKING = ("passed", "skipped", DIED, FAILED, "hung")  # a test is what it is on its worst rank
 BAD = RANKING[2:]
+PROGRAMS = (
+    ("sample emcee", "emcee", 3),
+    ("futures squares", "mpi4py", 3),
+    ("dask sums", "dask-mpi", 4),
+    ("pickled arrays", "mpi4py", 3),
+)  # in this folder: name, whose package, ranks
 VERSIONS = (
     "blinkmpi",
     "numpy",
@@ -40,6 +46,10 @@ VERSIONS = (
     "torch",
     "heat",
     "pylops-mpi",
+    "emcee",
+    "schwimmbad",
+    "dask-mpi",
+    "distributed",
     "lightning",
     "accelerate",
     "pytest",
@@ -76,6 +86,8 @@ def clients(sources: Path) -> Iterator[Client]:
     yield Client("mpi4py demo reductions", "mpi4py", 2, (("--tests", f"{demo}/reductions/test_reductions.py"),))
     programs = sorted((demo / "mpi-ref-v1").glob("ex-*.py")) or [demo / "mpi-ref-v1"]
     yield Client("mpi4py demo mpi-ref-v1", "mpi4py", 2, tuple(("--program", str(path)) for path in programs))
+    for name, package, ranks in PROGRAMS:
+        yield Client(name, package, ranks, (("--program", str(RANK.with_name(f"{name.replace(' ', '_')}.py"))),))
     ours = str(RANK.with_name("train_lightning.py"))
     yield Client("Lightning training", "lightning", 2, (("--program", ours),), torchrun=True, own_option=True)
     for name in ("test_ops", "test_sync", "test_script"):
