@@ -3,16 +3,14 @@
 ``METHODS`` says which module is which method.
 """
 
-from fractions import Fraction
-
 from .answer import UNPACKED, checked, nothing, packing_of
 from .blink import few, groups, hybrid, ilp, mwu
 from .bounds.certify import prices_certificate
-from .cluster import assembly
+from .cluster import assembly, hierarchy
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.turning import turned, turning
 from .patterns import chains, rings, shallow, stars
-from .problem import BACKWARDS, OUT_OF_TIME, Method, MethodOptions, Problem, Solution
+from .problem import BACKWARDS, MANY_RANKS, OUT_OF_TIME, Method, MethodOptions, Problem, Solution
 from .tree import ROOTED, Packing
 
 
@@ -27,11 +25,11 @@ def _fits_chain(problem: Problem) -> int:
     return LAST if last_resort or len(f.hops) == f.n * (f.n - 1) else 0
 
 
-COSTLY_RANKS = 64  # beyond, what comes this close to the bound is not searched further
-CLOSE = Fraction(98, 100)
 LAST = 9
 # All methods for links: scheme, description, and the module that plans.
 METHODS: dict[str, Method] = {
+    "tiers": Method("tiers", "boxes send to whole groups of boxes, tier by tier of the network",
+                    hierarchy.fits, hierarchy.plan),
     "cluster": Method("cluster", "whole boxes exchange over their ports, trees inside each box do the rest",
                       assembly.fits, assembly.plan),
     "symmetric": Method("symmetric", "shallow templates, turned to every rank", symmetric.fits, symmetric.plan),
@@ -68,10 +66,9 @@ def pack_on_links(problem: Problem, method: str) -> Packing:
     wanted = _wanted(problem, method)
     waiting = sum(is_costly(problem, name) for name in wanted)
     for name in sorted(wanted, key=lambda name: is_costly(problem, name)) if problem.deadline.late() else wanted:
-        close = best is not None and best[1].rate >= CLOSE * problem.bound
         if is_costly(problem, name):
             waiting -= 1
-            if best is not None and (problem.deadline.late() or (problem.n > COSTLY_RANKS and close)):
+            if best is not None and problem.deadline.late():
                 continue
         problem = problem.while_others_wait(waiting > 0)
         found = _planned(problem, name)
@@ -81,6 +78,8 @@ def pack_on_links(problem: Problem, method: str) -> Packing:
         if best is None or found.rate > best[1].rate:
             best = name, found
         if problem.met(found.rate) if found.fabric is None else found.rate == problem.bound:
+            break
+        if problem.n > MANY_RANKS and (problem.close(best[1].rate) or problem.deadline.late()):
             break
     if best is None:
         raise nothing(problem.collective, problem.fabric.topology, method, why or [UNPACKED])

@@ -12,12 +12,15 @@ import msgspec
 from ..errors import ArgumentError
 from .bounds.certify import certify, quick
 from .cluster.boxes import Box, boxes_of, oriented
+from .cluster.tiers import families, tiers
 from .deadline import NEVER, Deadline
 from .graph.cuts import MAX_VERTICES
 from .graph.fabric import Fabric
 from .graph.logical import Capacities, LogicalGraph, capacities_of, logical_graph
 from .tree import Certificate, Tree
 
+MANY_RANKS = 64  # beyond, what comes this close to a bound that is cheap to compute is not searched further
+CLOSE = Fraction(95, 100)
 OUT_OF_TIME = "there was no time for it"
 BACKWARDS = {"reduce": "broadcast", "reduce_scatter": "allgather", "gather": "scatter"}  # on reversed links
 
@@ -115,7 +118,14 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
         """A bound that is cheap to compute; a packing that meets it proves that it is the best one."""
         small = len(self.fabric.vertices) <= MAX_VERTICES
         cheap = small or self.by_paths or self.collective == "alltoall"
-        return self.certificate if cheap else quick(self.fabric, self.collective, self.root)
+        return self.certificate if cheap else quick(self.fabric, self.collective, self.root, self.groups)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The groups of boxes below each tier of a network, as families of vertices, the largest groups first."""
+        if self.n <= MANY_RANKS or not self.boxes:
+            return ()
+        return families(tiers(self.oriented, self.boxes), self.boxes)
 
     @property
     def certificate(self) -> Certificate:
@@ -123,7 +133,7 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
         memo, key = self.fabric.memo, ("bound", self.collective, self.root)
         if key in memo:
             return cast(Certificate, memo[key])
-        found = certify(self.fabric, self.collective, self.root, self.deadline)
+        found = certify(self.fabric, self.collective, self.root, self.deadline, self.groups)
         if not self.deadline.late():  # else more time may find a better one
             memo[key] = found
         return found
@@ -139,9 +149,18 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
         return self.certificate.capacity_mbps / self.certificate.divisor
 
     def proof(self, rate: Fraction) -> Certificate:
-        """The certificate for a packing of this ``rate``: the cheap one if the rate meets it, else the best."""
+        """The certificate for a packing of this ``rate``: the cheap one if the rate meets it, else the best.
+
+        On more than :data:`MANY_RANKS` ranks the cheap one is enough where the rate comes close to it.
+        """
         likely = self.likely
-        return likely if rate == likely.capacity_mbps / likely.divisor else self.certificate
+        enough = CLOSE if self.n > MANY_RANKS else 1
+        return likely if rate >= enough * likely.capacity_mbps / likely.divisor else self.certificate
+
+    def close(self, rate: Fraction) -> bool:
+        """Whether a rate is so close to the bound that many ranks are not planned for any further."""
+        proof = self.proof(rate)
+        return rate >= CLOSE * proof.capacity_mbps / proof.divisor
 
     def met(self, rate: Fraction) -> bool:
         """Whether no schedule on these links is faster than ``rate``."""

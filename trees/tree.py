@@ -57,7 +57,7 @@ AGAINST: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter", "g
 PER_RANK: frozenset[str] = frozenset({"allgather", "reduce_scatter"})  # every rank roots rate / n
 
 
-class Edge(Value, frozen=True):
+class Edge(Value, frozen=True, gc=False):
     """A hop between two ranks.
 
     Attributes:

@@ -20,6 +20,7 @@ bound, and where a packing meets it, the best one.
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_
 from ..tree import ROOTED, Certificate, trivial
 from .prices import FAR, cheapest
 
+MOST_SHOWN = 64  # classes that a text names
 AWAY = ("broadcast", "allgather", "gather")  # bounded by what leaves a side; the others by what enters it
 
 
@@ -43,14 +45,23 @@ class CutSide(NamedTuple):
     into: int
 
 
-def certify(f: Fabric, collective: str, root: int, deadline: Deadline = NEVER) -> Certificate:
-    """The best bound for ``collective``, which must be possible on this fabric: ``capacity_mbps / divisor``."""
+Families = Sequence[Sequence[tuple[int, ...]]]
+
+
+def certify(
+    f: Fabric, collective: str, root: int, deadline: Deadline = NEVER, groups: Families = ()
+) -> Certificate:  # fmt: skip
+    """The best bound for ``collective``, which must be possible on this fabric: ``capacity_mbps / divisor``.
+
+    Args:
+        groups: of vertices, each family with all ranks, whose cuts may be the least ones: see :func:`quick`.
+    """
     if collective == "barrier":
         return trivial("a barrier moves no bytes")
     if collective == "alltoall":
         return _all_pairs(f)
     if len(f.vertices) > cuts.MAX_VERTICES:
-        return _by_flows(f, collective, root, deadline)
+        return _by_flows(f, collective, root, deadline, groups)
     if collective == "allreduce":
         leaving = cuts.out_cuts(f.matrix()).reshape(-1, 1 << f.n)
         switch_side = leaving.argmin(axis=0)  # the best switches to join to each set of ranks
@@ -65,29 +76,36 @@ def certify(f: Fabric, collective: str, root: int, deadline: Deadline = NEVER) -
     return _ratio(f, set(subset_of(mask, f.vertices)), outward=away)
 
 
-def _by_flows(f: Fabric, collective: str, root: int, deadline: Deadline) -> Certificate:
-    start = quick(f, collective, root)
+def _by_flows(f: Fabric, collective: str, root: int, deadline: Deadline, groups: Families) -> Certificate:
+    """The best cut that flows find in time, or the likely one that they began with."""
+    start = quick(f, collective, root, groups)
     if collective == "allreduce":
         return partition_certificate(f, cuts_by_flow.partition(f, list(start.parts), deadline))
     away = collective in AWAY
     if collective in ("broadcast", "reduce"):
-        return _cut(f, cuts_by_flow.min_cut_side(f, root, deadline, reverse=not away), away=away)
-    only = root if collective in ("gather", "scatter") else None
-    side = cuts_by_flow.ratio_side(f, only, set(start.parts[0]), deadline, reverse=not away)
-    return _ratio(f, side, outward=away)
+        found = _cut(f, cuts_by_flow.min_cut_side(f, root, deadline, reverse=not away), away=away)
+    else:
+        only = root if collective in ("gather", "scatter") else None
+        side = cuts_by_flow.ratio_side(f, only, set(start.parts[0]), deadline, reverse=not away)
+        found = _ratio(f, side, outward=away)
+    return min(found, start, key=lambda c: c.capacity_mbps / c.divisor)
 
 
-def quick(f: Fabric, collective: str, root: int) -> Certificate:
-    """The best of a few cuts or partitions: single ranks, single nodes, and what is left without one of them."""
+def quick(f: Fabric, collective: str, root: int, groups: Families = ()) -> Certificate:
+    """The best of a few cuts or partitions: single ranks, nodes, groups, and what is left without one of them.
+
+    Args:
+        groups: families of sets of vertices; each family has every rank once.
+    """
     if collective == "barrier":
         return trivial("a barrier moves no bytes")
-    likely = _likely(f)
+    families = _likely(f, groups)
     if collective == "allreduce":
-        return _quick_partition(f, likely)
+        return _quick_partition(f, families)
     away, rooted = collective in AWAY, collective in ROOTED
     whole_vector = collective in ("broadcast", "reduce")
     best: tuple[Fraction, bool, CutSide] | None = None
-    for side in likely:
+    for side in chain.from_iterable(families):
         for value, ranks, rest in (
             (side.out if away else side.into, side.ranks, False),
             (side.into if away else side.out, f.n - side.ranks, True),
@@ -106,7 +124,12 @@ def quick(f: Fabric, collective: str, root: int) -> Certificate:
 
 def _all_pairs(f: Fabric) -> Certificate:
     """The best of a few cuts for an alltoall, and of equal prices on all links."""
-    sides = [(side, outward) for side in _likely(f) if 0 < side.ranks < f.n for outward in (True, False)]
+    sides = [
+        (side, outward)
+        for side in chain.from_iterable(_likely(f, ()))
+        if 0 < side.ranks < f.n
+        for outward in (True, False)
+    ]
     side, outward = min(sides, key=lambda s: Fraction(s[0].out if s[1] else s[0].into, s[0].ranks * (f.n - s[0].ranks)))
     cut = _ratio(f, set(side.vertices) if outward else set(_rest(f, side)), outward=True, to_each=True)
     priced = prices_certificate(f, "alltoall", -1, dict.fromkeys(f.arcs, 1))
@@ -114,11 +137,10 @@ def _all_pairs(f: Fabric) -> Certificate:
     return min(cut, priced, key=lambda c: c.capacity_mbps / c.divisor)
 
 
-def _quick_partition(f: Fabric, likely: list[CutSide]) -> Certificate:
-    tries = [some for some in (likely[: f.n], likely[f.n :]) if len(some) > 1 and sum(s.ranks for s in some) == f.n]
-    values = [(Fraction(sum(s.out for s in some), 2 * len(some) - 2), some) for some in tries]
+def _quick_partition(f: Fabric, families: list[list[CutSide]]) -> Certificate:
+    values = [(Fraction(sum(s.out for s in some), 2 * len(some) - 2), some) for some in families if len(some) > 1]
     value, some = min(values, key=lambda pair: pair[0])
-    least = min((s for s in likely if s.ranks < f.n), key=lambda s: s.out + s.into)
+    least = min((s for s in chain.from_iterable(families) if s.ranks < f.n), key=lambda s: s.out + s.into)
     if Fraction(least.out + least.into, 2) < value:
         return partition_certificate(f, [tuple(sorted(least.vertices)), _rest(f, least)])
     return partition_certificate(f, [tuple(sorted(s.vertices)) for s in some])
@@ -128,10 +150,11 @@ def _rest(f: Fabric, side: CutSide) -> tuple[int, ...]:
     return tuple(v for v in f.vertices if v not in side.vertices)
 
 
-def _likely(f: Fabric) -> list[CutSide]:
-    """Every rank alone, then the vertices of every node if there are several."""
-    found: list[CutSide] = []
-    for some in ([(r,) for r in range(f.n)], _nodes(f) if len(f.topology.nodes) > 1 else []):
+def _likely(f: Fabric, groups: Families) -> list[list[CutSide]]:
+    """Every rank alone, then the vertices of every node if there are several, then the groups."""
+    found: list[list[CutSide]] = []
+    ranks: Sequence[tuple[int, ...]] = [(r,) for r in range(f.n)]
+    for some in (ranks, *([_nodes(f)] if len(f.topology.nodes) > 1 else []), *groups):
         at = {v: i for i, group in enumerate(some) for v in group}
         out, into = [0] * len(some), [0] * len(some)
         for (u, v), c in f.arcs.items():
@@ -141,7 +164,9 @@ def _likely(f: Fabric) -> list[CutSide]:
                     out[i] += c
                 if j >= 0:
                     into[j] += c
-        found += [CutSide(frozenset(g), sum(v < f.n for v in g), o, i) for g, o, i in zip(some, out, into, strict=True)]
+        found.append(
+            [CutSide(frozenset(g), sum(v < f.n for v in g), o, i) for g, o, i in zip(some, out, into, strict=True)]
+        )
     return found
 
 
@@ -207,7 +232,10 @@ def prices_certificate(f: Fabric, collective: str, root: int, prices: Mapping[Ar
 
 def _sides(t: Topology, parts: Iterable[Iterable[int]]) -> str:
     """``GPU 1 | GPUs 4,5,6``: the ranks of each part, switches left out."""
-    return " | ".join(name_of(t, [v for v in part if v < t.n]) for part in parts)
+    some = [[v for v in part if v < t.n] for part in parts]
+    shown = some if len(some) <= MOST_SHOWN else some[: MOST_SHOWN // 4]
+    words = [name_of(t, part) for part in shown]
+    return " | ".join(words + [f"{len(some) - len(shown)} more"] * (len(shown) < len(some)))
 
 
 def _crossing(f: Fabric, parts: Iterable[Iterable[int]], factor: Fraction) -> str:

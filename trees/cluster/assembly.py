@@ -18,7 +18,7 @@ from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, ROOTED, Edge, Tree
 from . import between_boxes, rails
 from .between_boxes import Stream
-from .boxes import Box
+from .boxes import Box, tiered
 from .inside_boxes import BoxTrees, box_trees
 
 Item = TypeVar("Item")
@@ -126,8 +126,8 @@ class PortAssignment:
 
 
 def fits(problem: Problem) -> int:
-    """Collectives of spanning trees on several boxes around a network."""
-    return int(bool(problem.boxes) and not problem.by_paths)
+    """Collectives of spanning trees on several boxes around a network of one tier."""
+    return int(bool(problem.boxes) and not problem.by_paths and not tiered(problem.oriented))
 
 
 def plan(problem: Problem) -> Solution | str:

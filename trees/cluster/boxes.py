@@ -61,6 +61,17 @@ def oriented(f: Fabric, collective: str) -> Fabric:
     return f.backwards if collective in AGAINST else f
 
 
+def outside(f: Fabric, vertex: int) -> bool:
+    """Whether this is a switch between the boxes."""
+    t = f.topology
+    return vertex >= t.n and (t.switches[vertex - t.n].kind == "net" or t.switches[vertex - t.n].node < 0)
+
+
+def tiered(f: Fabric) -> bool:
+    """Whether switches of the network are joined to one another."""
+    return any(outside(f, u) and outside(f, v) for u, v in f.arcs)
+
+
 def boxes_of(f: Fabric, collective: str) -> tuple[Box, ...]:
     """The boxes of a cluster, in the direction of ``collective``; empty where the fabric is not a cluster."""
     t = f.topology
@@ -70,8 +81,6 @@ def boxes_of(f: Fabric, collective: str) -> tuple[Box, ...]:
     arcs = oriented(f, collective).arcs
     if any(home[u] != home[v] and -1 not in (home[u], home[v]) for u, v in arcs):
         return ()
-    if any(home[u] == home[v] == -1 for u, v in arcs):
-        return ()
     fast = oriented(fabric(t, FAST), collective).arcs
     members: dict[int, list[int]] = {node: [] for node in t.nodes}
     for v in f.vertices:
@@ -80,7 +89,7 @@ def boxes_of(f: Fabric, collective: str) -> tuple[Box, ...]:
     inside: dict[int, dict[Arc, int]] = {node: {} for node in t.nodes}
     outside: dict[int, list[Arc]] = {node: [] for node in t.nodes}
     for u, v in arcs:
-        if home[u] == home[v]:
+        if home[u] == home[v] != -1:
             inside[home[u]][u, v] = arcs[u, v]
         elif home[u] in members:
             outside[home[u]].append((u, v))
