@@ -23,15 +23,16 @@ from ..tree import PER_RANK
 from .arborescences import MAX_RANKS
 from .orientation import directed
 
-MOST_RANKS = 256
+MOST_RANKS, MOST_JOINED = 256, 1024  # of any fabric, and of one without switches, whose ranks have few neighbours
 LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
 MOST_CUTS = 64  # that are kept
 
 
 def fits(problem: Problem) -> int:
     """All but paths, on graphs too large for :mod:`.edmonds`."""
-    sized = MAX_RANKS < problem.n <= MOST_RANKS
-    return 4 if sized and not problem.by_paths and problem.oriented.flat else 0
+    f = problem.oriented
+    sized = MAX_RANKS < problem.n <= (MOST_JOINED if len(f.vertices) == f.n else MOST_RANKS)
+    return 4 if sized and not problem.by_paths and f.flat else 0
 
 
 def plan(problem: Problem) -> Solution | str:

@@ -250,6 +250,14 @@ def test_irregular_torus(collective: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_five_hundred_ranks_on_a_torus_are_sent_to_from_all_sides(collective: str) -> None:
+    packing = pack(torus(8, 8, 8), collective, root=77, seconds=NEVER_S)
+    assert packing.optimal
+    assert len(packing.trees) == 6
+
+
+@pytest.mark.slow
 def test_two_boxes_of_dies_split_rail_by_rail() -> None:
     packing = pack(machine("mi250:2"), "allgather", seconds=NEVER_S)
     assert packing.optimal
