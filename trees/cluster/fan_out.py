@@ -46,6 +46,8 @@ class FanOut:
         self.across = [GRAIN // max(1, crossing) for crossing, _ in room]  # what a copy costs that leaves the group
         self.ports = [GRAIN // max(1, ports) for _, ports in room]  # what a copy costs that one of its boxes sends
         self.left, self.sent = [0] * len(room), [0] * len(room)
+        self.crossed: dict[tuple[int, int, int], int] = {}  # links between two groups, where some are slower
+        self.unlike = len(_widths(top)) > 1
         outer = None if source is None else self.place[source][0]
         self.others = [b for b in range(len(boxes)) if outer is None or self.place[b][0] != outer]
 
@@ -131,23 +133,52 @@ class FanOut:
             many = len(group.children)
             own = self.place[centre][depth]
             depth += 1
-            place = self.place[centre][depth:]
-            entered, level = {own: centre}, {own: 0}
-            ready = [(0, 0, own)]  # the emptiest of every few levels sends first
-            while ready:
-                _, _, at = heappop(ready)
-                todo = group.near[at] if group.near else [(own + k) % many for k in range(1, many)]
-                left = [i for i in todo if i not in entered and group.children[i].boxes != (self.source,)]
-                for i in left[:1] if group.near else left:
-                    entered[i] = box = self._centre(group.children[i], place, self.source)
-                    level[i] = level[at] + 1
-                    arcs.append((entered[at], box))
-                    self._send(entered[at], box)
-                    if group.children[i].children:
-                        self._spread(group.children[i], depth, box, arcs)
-                for i in (at, left[0]) if group.near and left else ():
-                    heappush(ready, (level[i] // LEVELS, self._fill(self.own[entered[i]], 1), i))
+            entered = {own: centre}
+            if group.near:
+                self._along(group, depth, entered, arcs)
+            for i in () if group.near else ((own + k) % many for k in range(1, many)):
+                self._enter(group, depth, entered, own, i, arcs)
             group = group.children[own]
+
+    def _along(self, group: Group, depth: int, entered: dict[int, int], arcs: list[BoxArc]) -> None:
+        """From one of groups that links join to all others; of every few levels the emptiest come first."""
+        level = dict.fromkeys(entered, 0)
+        ready = [(0, 0, at) for at in entered]
+        while ready:
+            _, _, at = heappop(ready)
+            left = [i for i in group.near[at] if i not in entered and group.children[i].boxes != (self.source,)]
+            if not left:
+                continue
+            to = min(left, key=lambda i: self._link(group, at, i)) if self.unlike else left[0]
+            self._enter(group, depth, entered, at, to, arcs)
+            level[to] = level[at] + 1
+            for ends in ((at, to), (to, at)) if self.both else ((at, to),):
+                key = (self.number[group.boxes], *ends)
+                self.crossed[key] = self.crossed.get(key, 0) + 1
+            for i in (at, to):
+                full = self._fill(self.own[entered[i]], 1)
+                if self.unlike:
+                    full = max(
+                        full, min((self._link(group, i, j) for j in group.near[i] if j not in entered), default=0)
+                    )
+                heappush(ready, (level[i] // LEVELS, full, i))
+
+    def _link(self, group: Group, at: int, to: int) -> int:
+        """How full the link from one group to another is with one more copy."""
+        return (self.crossed.get((self.number[group.boxes], at, to), 0) + 1) * (GRAIN // group.near[at][to])
+
+    def _enter(
+        self, group: Group, depth: int, entered: dict[int, int], at: int, to: int, arcs: list[BoxArc]
+    ) -> None:  # fmt: skip
+        """Send from where one group was entered to another group, and on inside that."""
+        child = group.children[to]
+        if child.boxes == (self.source,):
+            return
+        entered[to] = box = self._centre(child, self.place[entered[at]][depth:], self.source)
+        arcs.append((entered[at], box))
+        self._send(entered[at], box)
+        if child.children:
+            self._spread(child, depth, box, arcs)
 
     def _send(self, a: int, b: int) -> None:
         """Count a copy from a box to another one, where that is asked for."""
@@ -160,3 +191,9 @@ class FanOut:
                 self.sent[g] += 1
                 if g not in there:
                     self.left[g] += 1
+
+
+def _widths(group: Group) -> set[int]:
+    """The MB/s of links that join groups."""
+    found = {mbps for some in group.near for mbps in some.values()}
+    return found.union(*(_widths(child) for child in group.children))

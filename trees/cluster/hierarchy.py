@@ -13,26 +13,25 @@ from operator import itemgetter
 import msgspec
 
 from ..graph.fabric import Arc, Path
-from ..problem import Problem, Solution
+from ..problem import MANY_RANKS, Problem, Solution
 from ..tree import AGAINST, ALONG, PER_RANK, ROOTED, Edge, Tree
 from .boxes import Box, tiered
 from .fan_out import BoxTree, FanOut
 from .tiers import Group, tiers
 from .ways import NoWayError, Ways
 
-LEAST_RANKS = 65  # smaller machines have exact plans
 FLAT_RANKS = 1024  # beyond, on a network of one tier too
 MOST_EDGES, LEAST_TREES = 3 << 19, 512  # of all trees, where their number is free; no fewer trees for all that
-MOST_ARCS = 1 << 18  # of all trees of boxes, where each rank has its own
+MOST_ARCS = 1 << 18  # of all trees of boxes, where each rank has its own; twice as many elsewhere
 # How often every box is a centre, and whether in turn: what is best where boxes are alike comes first.
-ATTEMPTS = ((1, True), (1, False), (2, False), (4, False))
+ATTEMPTS = ((1, True), (4, True), (1, False), (2, False), (4, False))
 WELL, ENOUGH = Fraction(96, 100), Fraction(98, 100)  # of the bound, where no better trees are looked for
 Rooted = tuple[int, tuple[Edge, ...]]  # a tree's root and edges
 
 
 def fits(problem: Problem) -> int:
     """Collectives of spanning trees on boxes in which every rank reaches every other one in one hop."""
-    if problem.by_paths or problem.collective == "alltoall" or problem.n < LEAST_RANKS or not problem.boxes:
+    if problem.by_paths or problem.collective == "alltoall" or problem.n <= MANY_RANKS or not problem.boxes:
         return 0
     if not all(len(box.inner.hops) == box.m * (box.m - 1) for box in problem.boxes):
         return 0
@@ -46,9 +45,9 @@ def plan(problem: Problem) -> Solution | str:
     best: Solution | None = None
     likely = problem.likely.capacity_mbps / problem.likely.divisor
     top = tiers(problem.oriented, problem.boxes)
-    for rounds, turns in ATTEMPTS[1:] if top.direct else ATTEMPTS:
+    for rounds, turns in ATTEMPTS:
         hierarchy = _Hierarchy(problem, top, likely, turns=turns)
-        if turns and not hierarchy.whole(rounds):
+        if turns and (top.direct or not hierarchy.whole(rounds)):
             continue
         try:
             rated = hierarchy.trees(rounds)
@@ -93,7 +92,6 @@ class _Hierarchy:
             problem.oriented, self.boxes, self._entered, both=self.both, turns=turns, many=self.many
         )  # fmt: skip
         self.bound = bound
-        self._stars: dict[tuple[int, int], tuple[Edge, ...]] = {}
         self._parts: dict[tuple[int, ...], _Part] = {}
         self._ways: list[_Part] = []
         self._hubs = count()
@@ -105,7 +103,7 @@ class _Hierarchy:
             rounds: how often every box shall be a centre, where the number of trees is free.
         """
         if self.problem.collective in PER_RANK:
-            made = sorted(self._from_all(1 if self.turns or self.many else rounds), key=itemgetter(0))
+            made = sorted(self._from_all(1 if self.many else rounds), key=itemgetter(0))
         else:
             made = list(self._from_any(rounds))
         arcs, load = self.problem.oriented.arcs, dict[Arc, int]()
@@ -144,25 +142,27 @@ class _Hierarchy:
 
     def _number(self, rounds: int) -> int:
         """How many trees there may be."""
-        most = max(LEAST_TREES, MOST_EDGES // self.problem.n)
+        most = max(LEAST_TREES, min(MOST_EDGES // self.problem.n, 2 * MOST_ARCS // len(self.boxes)))
         return min(rounds * len(self.fan.others) * len(self._ports_of_source()), most)
 
     def whole(self, rounds: int) -> bool:
         """Whether every box is as often a centre as it shall be."""
         if self.problem.collective in PER_RANK:
-            return True
+            return rounds == 1 or rounds * self.problem.n**2 <= MOST_EDGES
         return self._number(rounds) == rounds * len(self.fan.others) * len(self._ports_of_source())
 
     def _ports_of_source(self) -> list[int]:
-        """The numbers of the ports by which trees begin: not the root's own one, where others carry the bound.
+        """The numbers of the ports by which trees begin: not the root's own one, where the limit is inside its box.
 
-        What is inside the root's box then limits the rate, and what the root hands to its own port would not leave it.
+        What the root hands to its own port would not cross the links to the others.
         """
         if self.source is None:
             return list(range(max(len(box.ports) for box in self.boxes)))
-        ports = self.boxes[self.source].ports
-        others = [k for k, port in enumerate(ports) if port.rank != self.problem.root]
-        return others if sum(ports[k].out for k in others) >= self.bound else list(range(len(ports)))
+        box = self.boxes[self.source]
+        others = [k for k, port in enumerate(box.ports) if port.rank != self.problem.root]
+        enough = sum(box.ports[k].out for k in others) >= self.bound
+        inside = max(box.inner.arcs.values(), default=0)
+        return others if enough and inside <= self.bound else list(range(len(box.ports)))
 
     def _from_one(self, shape: BoxTree, number: int) -> Rooted:
         """A tree for the port of a number."""
@@ -196,6 +196,8 @@ class _Hierarchy:
 
     def _joined(self, inside: _Part | None, shape: BoxTree, number: int) -> tuple[Edge, ...]:
         """The edges inside the first box, and those of all others."""
+        if len(shape.arcs) < len(self.boxes) - 1:
+            raise NoWayError
         parts = self.ways.crossings(shape.arcs, number)
         parts = parts if inside is None else [inside, *parts]
         for part in parts:

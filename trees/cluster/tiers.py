@@ -24,14 +24,14 @@ class Group(NamedTuple):
         boxes: their numbers, ascending.
         children: the groups of which it consists; none where it is one box.
         switches: those of the network that are in it.
-        near: by child the children that a link joins to it; empty where switches above join every two.
+        near: by child the children to which a link leads, with its MB/s; empty where switches above join every two.
         out, into: MB/s that leave it and enter it.
     """
 
     boxes: tuple[int, ...]
     children: tuple["Group", ...] = ()
     switches: tuple[int, ...] = ()
-    near: tuple[tuple[int, ...], ...] = ()
+    near: tuple[Mapping[int, int], ...] = ()
     out: int = 0
     into: int = 0
 
@@ -48,11 +48,10 @@ def tiers(f: Fabric, boxes: Sequence[Box]) -> Group:
         f: links in the direction of the trees.
         boxes: of the machine, as :func:`.boxes.boxes_of` finds them.
     """
-    near: dict[int, set[int]] = {}
-    for u, v in f.arcs:
+    near: dict[int, dict[int, int]] = {}
+    for (u, v), mbps in f.arcs.items():
         if outside(f, u) and outside(f, v):
-            near.setdefault(u, set()).add(v)
-            near.setdefault(v, set()).add(u)
+            near.setdefault(u, {})[v] = mbps
     leaves = {b: sorted({p.plane for p in box.ports}) for b, box in enumerate(boxes)}
     tier = _distances(near, sorted({leaf for some in leaves.values() for leaf in some}))
     room = _Room(f, boxes)
@@ -102,19 +101,19 @@ def _vertices(group: Group, boxes: Sequence[Box]) -> tuple[int, ...]:
 
 
 class _Network(NamedTuple):
-    """Which switches are joined, the switches of each box, the tier of each switch, and the room around sets."""
+    """By switch those to which it leads, with MB/s; the switches of each box, tiers, and the room around sets."""
 
-    near: Mapping[int, set[int]]
+    near: Mapping[int, Mapping[int, int]]
     leaves: Mapping[int, Sequence[int]]
     tier: Mapping[int, int]
     room: _Room
 
 
-def _distances(near: Mapping[int, set[int]], start: Sequence[int]) -> dict[int, int]:
+def _distances(near: Mapping[int, Mapping[int, int]], start: Sequence[int]) -> dict[int, int]:
     tier = dict.fromkeys(start, 1)
     queue = list(start)
     for u in queue:
-        for v in sorted(near.get(u, ())):
+        for v in sorted(near.get(u, {})):
             if v not in tier:
                 tier[v] = tier[u] + 1
                 queue.append(v)
@@ -148,7 +147,9 @@ def _joined(
     """Groups of one switch each, joined by links between these switches."""
     used = [s for s in switches if any(own[b] == [s] for b in boxes)]
     children = [_divided(tuple(b for b in boxes if own[b] == [s]), (s,), network) for s in used]
-    near = tuple(tuple(i for i, other in enumerate(used) if other in network.near.get(s, ())) for s in used)
+    at = {s: i for i, s in enumerate(used)}
+    ways = (network.near.get(s, {}) for s in used)
+    near = tuple({at[other]: mbps for other, mbps in sorted(some.items()) if other in at} for some in ways)
     return Group(boxes, tuple(children), switches, near, *network.room.around(boxes, switches))
 
 
@@ -173,7 +174,7 @@ def _parts(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The boxes and switches in parts that are joined, by their first box; switches without boxes are left out."""
     left = set(switches)
-    near = {s: sorted(network.near.get(s, set()) & left) for s in switches}
+    near = {s: sorted(left.intersection(network.near.get(s, {}))) for s in switches}
     on: dict[int, list[int]] = {s: [] for s in switches}
     for b in boxes:
         for s in left.intersection(network.leaves[b]):
