@@ -37,7 +37,7 @@ METHODS: dict[str, Method] = {
                     costly=9),
     "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", stars.fits, stars.plan),
     "chain": Method("chain", "chains in depth-first order, which cross a switch link at most once each way",
-                    _fits_chain, chains.plan, costly=257),
+                    _fits_chain, chains.plan),
     "flows": Method("trees", "trees grown to the capacity of the links, a maximum flow for each edge",
                     arborescences_by_flow.fits, arborescences_by_flow.plan, costly=1),
     "columns": Method("columns", "a linear program over trees whose edges are cheapest paths",
