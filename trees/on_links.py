@@ -3,7 +3,7 @@
 ``METHODS`` says which module is which method.
 """
 
-from .answer import UNPACKED, checked, nothing, packing_of
+from .answer import TIERS, UNPACKED, checked, nothing, packing_of
 from .blink import few, groups, hybrid, ilp, mwu
 from .bounds.certify import prices_certificate
 from .cluster import assembly, hierarchy
@@ -28,7 +28,7 @@ def _fits_chain(problem: Problem) -> int:
 LAST = 9
 # All methods for links: scheme, description, and the module that plans.
 METHODS: dict[str, Method] = {
-    "tiers": Method("tiers", "boxes send to whole groups of boxes, tier by tier of the network",
+    TIERS: Method(TIERS, "boxes send to whole groups of boxes, tier by tier of the network",
                     hierarchy.fits, hierarchy.plan),
     "cluster": Method("cluster", "whole boxes exchange over their ports, trees inside each box do the rest",
                       assembly.fits, assembly.plan),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ArgumentError
 from ..topology.model import Topology
-from .answer import UNPACKED, checked, nothing, packing_of
+from .answer import TIERS, UNPACKED, checked, nothing, packing_of
 from .bounds.verify import verify
 from .deadline import NEVER, Deadline
 from .graph.fabric import choose_links, shared_memory
@@ -91,6 +91,8 @@ def methods(topology: Topology, collective: str, *, root: int = 0, deadline: Dea
     if len(names) < 2:
         return names
     chosen = pack(topology, collective, root=root, deadline=deadline).scheme
+    if chosen == TIERS:  # other methods take seconds on so many ranks
+        return (TIERS,)
     names = tuple(name for name in names if METHODS[name].scheme == chosen or not is_costly(problem, name))
     return tuple(sorted(names, key=lambda name: METHODS[name].scheme != chosen))
 

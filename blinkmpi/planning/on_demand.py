@@ -123,7 +123,7 @@ class PlanOnDemand:
         """The plan of one part; only the turn of a root like one that is there, unless ``alone``."""
         assert not isinstance(self._source, Plan), "a whole plan lacks nothing"
         (collective, root), machine = part, self._machine
-        like, image = like_roots(machine).get(root, (root, ()))
+        like, image = like_roots(machine, root).get(root, (root, ()))
         if alone or not image or (collective, like) not in self.parts:
             return self._source(collective, max(root, 0))
         return Plan(machine.name, machine.fingerprint, machine.n, (), (), turns=(Turn(root, like, image),))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..errors import NoPackingError
 from ..topology.model import Topology
-from ..trees.answer import is_shallow
+from ..trees.answer import TIERS, is_shallow
 from ..trees.deadline import NEVER, SECONDS, Deadline
 from ..trees.graph.turning import like_roots
 from ..trees.packing import extra_methods, methods, pack
@@ -47,7 +47,7 @@ def make_plan(
     """
     if roots is None or set(MAY_BE_CARRIED) & set(collectives):  # which may take the scatters of all roots
         roots = range(topology.n)
-    alike = like_roots(topology)
+    alike = like_roots(topology, max(roots, default=-1))
     turns = tuple(Turn(root, *alike[root]) for root in roots if root in alike)
     roots = list(dict.fromkeys(alike[root][0] if root in alike else root for root in roots))
     packings, passed = _packings(topology, gpus, collectives, roots, NEVER.within(seconds))
@@ -114,7 +114,7 @@ def all_packings(
             continue
         if packing.scheme not in found or found[packing.scheme].rate < packing.rate:  # two methods may be of one scheme
             found[packing.scheme] = packing
-    if "shallow" in extra and found and not deadline.late():
+    if "shallow" in extra and found and TIERS not in found and not deadline.late():
         found |= {p.scheme: p for p in _shallower(topology, collective, root, list(found.values()), deadline)}
     return list(found.values()), passed
 

@@ -78,20 +78,21 @@ def turned(trees: Sequence[Tree], image: dict[int, int]) -> tuple[Tree, ...]:
     return tuple(replace(t, root=image[t.root], edges=moved(t.edges), up=moved(t.up)) for t in trees)
 
 
-def like_roots(t: Topology) -> dict[int, tuple[int, tuple[int, ...]]]:
+def like_roots(t: Topology, last: int | None = None) -> dict[int, tuple[int, tuple[int, ...]]]:
     """The ranks that a symmetry of all links makes of an earlier one: that rank, and where every vertex goes.
 
     None where ranks share memory, whose trees are found at once.
+
+    Args:
+        last: no rank behind this one is looked at, which takes a while on many; by default all are.
     """
     if shared_memory(t) is not None:
         return {}
     f = fabric(t, tuple(dict.fromkeys(k.kind for k in t.links)))
-    if "like roots" in f.memo:
-        known: dict[int, tuple[int, tuple[int, ...]]] = f.memo["like roots"]
-        return known
-    found: dict[int, tuple[int, tuple[int, ...]]] = {}
-    f.memo["like roots"] = found
-    for root in range(t.n):
+    found: dict[int, tuple[int, tuple[int, ...]]] = f.memo.setdefault("like roots", {})
+    seen, end = f.memo.get("roots seen", 0), t.n if last is None else min(last + 1, t.n)
+    f.memo["roots seen"] = max(seen, end)
+    for root in range(seen, end):
         for start in [r for r in range(root) if r not in found][:MOST_TRIED]:
             turn = turning(f, start, root)
             image = tuple(turn.get(v, v) for v in range(t.n + len(t.switches))) if turn else ()

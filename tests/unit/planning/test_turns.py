@@ -99,6 +99,14 @@ def test_ranks_that_differ_are_planned_each() -> None:
     assert 1 in {p.root for p in plan.packings}
 
 
+def test_ranks_are_compared_as_far_as_they_are_asked_for() -> None:
+    whole = like_roots(rails(3, 2, slow=1))
+    part = replace(rails(3, 2, slow=1), name="another one")  # of which nothing is known yet
+    assert like_roots(part, -1) == {}
+    assert set(like_roots(part, 2)) == {root for root in whole if root <= 2}
+    assert like_roots(part, 99) == whole
+
+
 def test_symmetries_keep_kinds_of_links() -> None:
     topology = MACHINES["2 boxes"]
     (_, image), *_ = like_roots(topology).values()
