@@ -208,7 +208,7 @@ def test_every_operation_of_every_type(dtype: str) -> None:
     ("stages", kernel_layout, "CHANNEL", kernel_layout.CHANNEL[:5], "sizeof(Channel) == 40"),
     ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),
     ("stages", codegen, "STAGE_THREADS", 480, "THREADS == 480"),
-    ("messages", kernel_layout, "MESSAGE", kernel_layout.MESSAGE[::-1], "MessageArguments, chunk"),
+    ("messages", kernel_layout, "MESSAGE", kernel_layout.MESSAGE[::-1], "MessageArguments, tag"),
     ("messages", memory_layout, "MESSAGE_FLAGS", 3, "sizeof(MessageMemory) == "),
     ("messages", failure_report, "RECEIVE", -6, "RECEIVE == -6"),
 ])  # fmt: skip
