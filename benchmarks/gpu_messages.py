@@ -7,13 +7,11 @@ replayed; also the host's time to put a turn on its streams. A time is the slowe
 written.
 """
 
-import argparse
 import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -158,25 +156,8 @@ def text_of(row: dict[str, Any]) -> str:
     return f"{row['pattern']} {row['bytes']}: {'; '.join(parts)}; {row['wrong']} wrong"
 
 
-def main() -> None:
-    """Measure, and let rank 0 write."""
-    from mpi4py import MPI
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", "--output", help="write the result as JSON under this name, or one beside it if taken")
-    options = parser.parse_args()
-    began, world = datetime.now().astimezone(), MPI.COMM_WORLD
-    rows, facts = measured(world, MPI)
-    if world.rank == 0 and options.output:
-        head = {"gpu_messages": {"repeats": REPEATS, "dtype": "bfloat16"}, "env": facts["env"]}
-        statistic = "median over repeats of the slowest rank's time of a turn"
-        found = jobs.document(
-            head, rows, [], began, ranks=world.size, statistic=statistic, compare=[NCCL], memory="gpu", **facts
-        )
-        jobs.write(options.output, found)
-    if any(row["wrong"] for row in rows):
-        raise SystemExit("wrong elements")
-
-
 if __name__ == "__main__":
-    main()
+    jobs.measure_on_ranks(
+        __doc__, "gpu_messages", {"repeats": REPEATS, "dtype": "bfloat16"}, measured, compare=[NCCL],
+        statistic="median over repeats of the slowest rank's time of a turn",
+    )  # fmt: skip

@@ -8,14 +8,12 @@ Writes each number as the largest of all ranks' medians. Ranks that share a GPU 
 NCCL, which refuses that; its columns are then not measured.
 """
 
-import argparse
 import itertools
 import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -173,24 +171,9 @@ def text_of(row: dict[str, Any], name: str) -> str:
     return f"{name} {again:.1f} us (new {new:.1f}, in a row {in_row:.1f}, of another count {count:.1f})"
 
 
-def main() -> None:
-    """Measure, and let rank 0 write."""
-    from mpi4py import MPI
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", "--output", help="write the result as JSON under this name, or one beside it if taken")
-    options = parser.parse_args()
-    began, world = datetime.now().astimezone(), MPI.COMM_WORLD
-    rows, facts = measured(world, MPI)
-    if world.rank == 0 and options.output:
-        head = {"host_time": {"calls": CALLS, "repeats": REPEATS, "new_tensors": FRESH}, "env": facts["env"]}
-        what = {"collective": "allreduce", "op": "sum", "compare": ["nccl"], "memory": "gpu"}
-        statistic = "median over repeats, and over new tensors, of a rank's time per call; the largest of all ranks"
-        found = jobs.document(head, rows, [], began, ranks=world.size, statistic=statistic, **what, **facts)
-        jobs.write(options.output, found)
-    if any(row["wrong"] for row in rows):
-        raise SystemExit("wrong sums")
-
-
 if __name__ == "__main__":
-    main()
+    jobs.measure_on_ranks(
+        __doc__, "host_time", {"calls": CALLS, "repeats": REPEATS, "new_tensors": FRESH}, measured,
+        collective="allreduce", op="sum", compare=["nccl"],
+        statistic="median over repeats, and over new tensors, of a rank's time per call; the largest of all ranks",
+    )  # fmt: skip

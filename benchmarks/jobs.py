@@ -1,5 +1,6 @@
 """What the benchmark programs share: mpirun's command line, jobs with a time limit, steps in turn, and their files."""
 
+import argparse
 import json
 import os
 import sys
@@ -113,3 +114,33 @@ def document(
     facts = {**meta.commit(), "date": began.isoformat(timespec="seconds"), "hardware": meta.hardware(), **ours}
     args = [meta.without_folders(word) for word in sys.argv]
     return {**head, "args": args, "results": list(rows), "failed": list(failed), "blinkmpi": facts}
+
+
+Measured = tuple[
+    list[dict[str, Any]], dict[str, Any]
+]  # rows, with how many values of each are wrong, and the job's facts
+
+
+def measure_on_ranks(
+    text: str | None, kind: str, about: Any, measured: Callable[[Any, Any], Measured], **ours: Any
+) -> None:
+    """The program of a rank that measures with all others: rank 0 writes the rows where ``-o`` says.
+
+    Args:
+        text: the program's, of which the first line describes it.
+        kind, about: the key by which its files are known, and what that has.
+        measured: is given all ranks' communicator, and mpi4py's MPI.
+        ours: more facts of the job.
+    """
+    from mpi4py import MPI
+
+    parser = argparse.ArgumentParser(description=(text or "").splitlines()[0])
+    parser.add_argument("-o", "--output", help="write the result as JSON under this name, or one beside it if taken")
+    options = parser.parse_args()
+    began, world = datetime.now().astimezone(), MPI.COMM_WORLD
+    rows, facts = measured(world, MPI)
+    if world.rank == 0 and options.output:
+        head = {kind: about, "env": facts["env"]}
+        write(options.output, document(head, rows, [], began, ranks=world.size, memory="gpu", **ours, **facts))
+    if any(row["wrong"] for row in rows):
+        raise SystemExit("wrong values")

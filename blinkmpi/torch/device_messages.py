@@ -63,9 +63,12 @@ class DeviceMessages:
         with self._one:
             if context.gpus is None:
                 self.why_not = context.why_no_gpus
+            elif self._size == 1:
+                self.why_not = "it has one rank"
             elif context.gpus.here:
                 self.why_not = "its ranks are on several nodes"
             else:
+                context.gpus.transport.load_messages()
                 told = dispatcher.sequence.numbers_of_all([*self._begun[0], *self._begun[1]], context.timeout_s)
                 for sends in (0, 1):
                     theirs = [numbers[(1 - sends) * self._size + self._rank] for numbers in told]

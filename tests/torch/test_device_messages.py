@@ -35,7 +35,8 @@ class Opened:
             assert numbers == self.told[rank]
             return self.told
 
-        context = SimpleNamespace(gpus=SimpleNamespace(here=()), timeout_s=1.0, why_no_gpus="")
+        gpus = SimpleNamespace(here=(), transport=SimpleNamespace(load_messages=lambda: None))
+        context = SimpleNamespace(gpus=gpus, timeout_s=1.0, why_no_gpus="")
         return SimpleNamespace(_dispatcher=lambda: SimpleNamespace(sequence=SimpleNamespace(
             context=context, numbers_of_all=numbers_of_all)))  # fmt: skip
 
@@ -70,13 +71,28 @@ def test_both_ends_know_which_way_a_message_goes(pairs: list[tuple[int, int]], d
 
 
 def test_several_nodes_and_no_gpus_go_by_gloo() -> None:
-    for gpus, why in ((None, "no driver"), (SimpleNamespace(here=(0, 1)), "several nodes")):
-        found = device_messages.DeviceMessages(0, 2)
+    several, alone = SimpleNamespace(here=(0, 1)), SimpleNamespace(here=())
+    for gpus, size, why in ((None, 2, "no driver"), (several, 2, "several nodes"), (alone, 1, "one rank")):
+        found = device_messages.DeviceMessages(0, size)
         context = SimpleNamespace(gpus=gpus, why_no_gpus="no driver", timeout_s=1.0)
         dispatcher = SimpleNamespace(sequence=SimpleNamespace(context=context))
         found.open(SimpleNamespace(_dispatcher=lambda d=dispatcher: d))
         assert why in found.why_not
-        assert found.next(1, sends=True) is None
+        assert found.next(size - 1, sends=True) is None
+        assert why in found.explain(8)
+
+
+def test_messages_from_any_source_are_counted_for_the_rank_that_has_sent_them() -> None:
+    """Once, when the first ``wait`` has told who that is; at a group's opening the numbers of both ends agree."""
+    found = device_messages.DeviceMessages(0, 3)
+    work = SimpleNamespace(wait=lambda: None, _source_rank=lambda: 2)
+    y = torch.zeros(3)
+    received = group_module.Received(work, y, torch.ones(3))
+    received.tell = found.count_received
+    for _ in range(2):
+        received.wait()
+    assert found._begun == [[0, 0, 1], [0, 0, 0]]
+    assert (y == 1).all()
 
 
 @pytest.fixture
@@ -134,6 +150,9 @@ def test_a_group_of_gpus_sends_from_gpu_to_gpu(comm: MPI.Intracomm) -> None:
         dist.init_process_group("blink", init_method="mpi://")
         group = dist.group.WORLD
         assert group.device_messages.why_not == ""
+        told = [blinkmpi.torch.explain(group, "send", nbytes) for nbytes in (8, 64 << 20)]
+        assert "8 bytes goes from GPU to GPU: in 1 of 16 lanes, 8 bytes before" in told[0]
+        assert f"in 16 of 16 lanes, {8 << 20} bytes before anybody receives them" in told[1]
         ends = []
 
         class Noted:

@@ -351,16 +351,20 @@ class CudaTransport:
 
     @property
     def messages(self) -> Messages:
-        """Messages between ranks, whose kernel is compiled when they are first asked for."""
+        """Messages between ranks."""
+        self.load_messages()
+        assert self._messages is not None
+        return self._messages
+
+    def load_messages(self) -> None:
+        """Load the kernel of messages. CUDA does so when the GPU is idle; a first message may come while it waits."""
         if self._messages is None:
             common = common_arguments(self.symmetric, self.memory.report_at, 0, self.rank, 0)
-            kernel = self.kernels.messages()
-            self._messages = Messages(self.gpu, kernel, self.n, common, self.symmetric_bytes)
-        return self._messages
+            self._messages = Messages(self.gpu, self.kernels.messages(), self.n, common, self.symmetric_bytes)
 
     @property
     def has_messages(self) -> bool:
-        """Whether messages were asked for."""
+        """Whether there may be messages."""
         return self._messages is not None
 
     def begin(self, stream: int, holder: object) -> None:

@@ -8,8 +8,8 @@
 // The first chunk of a message in a lane begins with a header. The reader compares it with what it asks for, before it
 // writes anything into the user's memory. A message that fits into free slots is sent whether the reader has come or not.
 //
-// A chunk waits for earlier chunks of its FIFO alone, and each end of a FIFO has CTAs of its own. So messages cannot
-// block one another, whatever the order of calls on a rank; two messages of one FIFO run one after the other.
+// A chunk waits for earlier chunks of its FIFO alone, and each end of a FIFO has CTAs of its own. So where their kernels
+// run at once, messages of two FIFOs do not wait for one another; two messages of one FIFO run one after the other.
 //
 // Macros from codegen.py, besides those of layout.cuh: WORKERS threads that move data, LANES, DEPTH, LONGEST_CHUNK.
 
