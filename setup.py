@@ -97,6 +97,7 @@ setup(
     package_data={
         "blinkmpi": ["py.typed"],
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
+        "blinkmpi.nccl": ["*.c"],
         "blinkmpi.planning": ["beside_mpi.json"],
         "blinkmpi.torch": ["*.cpp"],
         "blinkmpi.transport.host": ["*.c", "*.h"],

@@ -54,6 +54,7 @@ COMMANDS = {
                   "these CPU ranks, and keep it for later jobs", _always),
     "top": Entry("watch running jobs on this machine", _never),
     "run": Entry("run a program of mpi4py's, unchanged, with a Communicator as its MPI.COMM_WORLD", _always),
+    "nccl": Entry("count what an unchanged program asks of NCCL", _always),
     "launch": Entry("print the mpirun or srun line that starts a program on these machines, with the reason of each "
                     "flag", _never),
     "lang": Entry("chunk programs: prove them, or say what is wrong with them", _never),

@@ -79,7 +79,7 @@ def write(path: str, text: str) -> None:
         raise ArgumentError(f"cannot write {path!r}: {error.strerror}; give a path in a folder that exists") from error
 
 
-def show(thing: Any) -> None:
+def show(thing: Any, *, stderr: bool = False) -> None:
     """Print with rich: 100 columns where no terminal says otherwise."""
     from rich.console import Console
 
@@ -91,7 +91,7 @@ def show(thing: Any) -> None:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    screen = console(Screen, width=shutil.get_terminal_size((100, 25)).columns)
+    screen = console(Screen, stderr=stderr, width=shutil.get_terminal_size((100, 25)).columns)
     _keep_whole(screen, thing)
     screen.print(thing, crop=False)
 

@@ -50,6 +50,8 @@ KNOWN = {
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "END_WITH_LAUNCHER": "0: a rank goes on when the launcher that started it has ended (default: it ends after 1 s)",
     "CACHE_DIR": "where the compiled C executor is kept",
+    "NCCL_LIBRARY": "NCCL's libnccl.so.2, where `blinkmpi nccl` does not find it",
+    "NCCL_COUNTS": "the folder where processes count NCCL's calls; `blinkmpi nccl count` sets it",
     "NODES": "4+4: virtual nodes of so many ranks each, which share no memory (for tests and what-if measurements)",
     "NODE_ID": "overrides which ranks count as one node (for tests)",
     "TESTS_MIN_BW": "bench fails below 0.9 of this average bus bandwidth (GB/s)",

@@ -1,0 +1,142 @@
+"""The command ``nccl``: what a program asks of NCCL, counted while it runs unchanged."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..errors import ArgumentError
+from ..nccl.counts import Kind, Process, Report, kinds, read_folder, read_process
+from ..nccl.library import SONAME, environment, opened_by_name, preloaded
+from ..topology.show import table_of
+from ..util.text import amount_text, plural, size_text
+from .output import show, write
+
+EXAMPLES = f"""\
+examples:
+  blinkmpi nccl count torchrun --nproc-per-node 8 train.py
+  blinkmpi nccl count -o counts.json mpirun -np 8 ./all_reduce_perf
+  LD_PRELOAD=$(blinkmpi nccl) python serve.py   and then   blinkmpi nccl status PID
+  VLLM_NCCL_SO_PATH=$(blinkmpi nccl --by-name) vllm serve MODEL
+
+Without an action it prints the path of the library that counts: for LD_PRELOAD, which programs meet
+that are linked with {SONAME}, or with --by-name for those that open it by name.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's actions and their flags."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    text = "print the path of what programs open that take NCCL's library by name"
+    parser.add_argument("--by-name", action="store_true", help=text)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    what = "run a program and say which calls of NCCL its processes on this machine made"
+    count = actions.add_parser("count", help=what, description=what)
+    count.add_argument("-o", metavar="FILE", dest="output", help="write the counts of each process as JSON")
+    count.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments")
+    what = "say which calls of NCCL a running process has made that meets the library"
+    status = actions.add_parser("status", help=what, description=what)
+    status.add_argument("pid", type=int, metavar="PID", help="the process")
+    status.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer; the exit code, which is the program's if one was run."""
+    if args.action == "count":
+        return _count(args.program, args.output)
+    if args.action == "status":
+        return _status(args.pid, as_json=args.json)
+    print(opened_by_name() if args.by_name else preloaded())
+    return 0
+
+
+def _count(program: Sequence[str], output: str | None) -> int:
+    if not program:
+        raise ArgumentError("nccl count: name a program, as in `blinkmpi nccl count torchrun train.py`")
+    with tempfile.TemporaryDirectory(prefix="blinkmpi-nccl-") as folder:
+        code = _run(program, environment(os.environ, Path(folder)))
+        processes = read_folder(Path(folder))
+    report = Report(tuple(program), code, kinds(processes), tuple(processes))
+    if output:
+        write(output, _json(report))
+    show(_text(report.kinds, processes), stderr=True)  # what the program prints stays as it is
+    return code
+
+
+def _run(program: Sequence[str], env: dict[str, str]) -> int:
+    """Run a program to its end; its exit code as a shell has it."""
+    try:
+        child = subprocess.Popen(program, env=env)
+    except OSError as error:
+        raise ArgumentError(f"cannot run {program[0]!r}: {error.strerror}") from error
+    before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):  # the terminal sends the first one to the program, too
+        before[number] = signal.signal(number, _to(child) if number == signal.SIGTERM else signal.SIG_IGN)
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _to(child: subprocess.Popen[bytes]) -> Callable[[int, object], None]:
+    return lambda number, _frame: child.send_signal(number)
+
+
+def _status(pid: int, *, as_json: bool) -> int:
+    process = read_process(pid)
+    if as_json:
+        sys.stdout.write(_json(process))
+    else:
+        show(_text(kinds([process]), [process]))
+    return 0
+
+
+def _text(found: Sequence[Kind], processes: Sequence[Process]) -> RenderableType:
+    """The calls by kind, and the communicators."""
+    if not processes:
+        return Text(
+            f"No process on this machine called NCCL through this library. A program meets it if it is linked with\n"
+            f"{SONAME}, or opens what VLLM_NCCL_SO_PATH or SGLANG_NCCL_SO_PATH names; JAX and programs that contain\n"
+            "NCCL do not meet it."
+        )
+    table = table_of(
+        "call",
+        "type",
+        "op",
+        ">ranks",
+        ">at most",
+        ">calls each",
+        ">processes",
+        ">bytes in all",
+        ">in groups",
+        ">in graphs",
+    )
+    for kind in found:
+        each = str(kind.most) if kind.fewest == kind.most else f"{kind.fewest} to {kind.most}"
+        ranks, most = str(kind.ranks) if kind.ranks else "?", size_text(kind.most_bytes)
+        row = kind.function, kind.dtype, kind.op, ranks, most, each, str(kind.processes), amount_text(kind.nbytes)
+        table.add_row(*row, str(kind.grouped or "-"), str(kind.captured or "-"))
+    sizes = sorted((ranks for process in processes for ranks, _ in process.communicators), reverse=True)
+    comms = ", ".join(f"{sizes.count(size)} of {plural(size, 'rank')}" for size in dict.fromkeys(sizes))
+    lost = sum(process.lost for process in processes)
+    rest = [Text(f" {lost} calls more were of kinds for which there was no room")] if lost else []
+    by = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+    title = Text(f"NCCL's calls of {by}; communicators met: {comms}", "bold")
+    return Group(title, table, *rest)
+
+
+def _json(thing: Report | Process) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(thing), indent=1).decode() + "\n"

@@ -1,0 +1,85 @@
+"""The libraries that lie between a program and NCCL, compiled and kept, and the environment in which it meets them."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import ArgumentError
+from ..transport.host.native import built
+
+COUNT, BY_NAME = Path(__file__).with_name("count.c"), Path(__file__).with_name("by_name.c")
+FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
+SONAME = "libnccl.so.2"
+LIBRARY, FOLDER = "BLINKMPI_NCCL_LIBRARY", "BLINKMPI_NCCL_COUNTS"
+PATHS = ("VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH")  # by which vLLM and SGLang are told what to open
+
+
+def preloaded() -> Path:
+    """The library for ``LD_PRELOAD``.
+
+    Raises:
+        ArgumentError: if it cannot be compiled.
+    """
+    return _compiled(COUNT, FLAGS)
+
+
+def opened_by_name() -> Path:
+    """The library for programs that open NCCL by name.
+
+    Raises:
+        ArgumentError: if there is no NCCL, or it cannot be compiled.
+    """
+    nccl = find_nccl()
+    if nccl is None:
+        raise ArgumentError(
+            f"no {SONAME} was found: not by {LIBRARY}, not in this Python's packages, not by the linker; "
+            f"set {LIBRARY} to its path"
+        )
+    needs = (str(preloaded()), str(nccl))
+    return _compiled(BY_NAME, (*FLAGS, "-Wl,--no-as-needed", *needs, f"-Wl,-rpath,{nccl.parent}"))
+
+
+def find_nccl() -> Path | None:
+    """NCCL's library: the one that the environment names, that of this Python's packages, or the linker's."""
+    named = os.environ.get(LIBRARY)
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            raise ArgumentError(f"{LIBRARY}={named}: there is no such file; set it to NCCL's {SONAME}")
+        return path.absolute()
+    try:
+        package = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:  # nvidia
+        package = None
+    for folder in package.submodule_search_locations or () if package else ():
+        if (path := Path(folder, "lib", SONAME)).is_file():
+            return path
+    found = ctypes.util.find_library("nccl")
+    for folder in ("/usr/lib64", "/usr/lib", f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/local/lib"):
+        if found and (path := Path(folder, found)).is_file():
+            return path
+    return None
+
+
+def environment(given: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment of a program whose calls are counted in a folder; what the user has set there stays.
+
+    Raises:
+        ArgumentError: if the library cannot be compiled.
+    """
+    preload = ":".join(filter(None, (str(preloaded()), given.get("LD_PRELOAD"))))
+    made = {**given, "LD_PRELOAD": preload, FOLDER: str(folder)}
+    if find_nccl() is not None:
+        made = {**dict.fromkeys(PATHS, str(opened_by_name())), **made}
+    return made
+
+
+def _compiled(source: Path, flags: tuple[str, ...]) -> Path:
+    path, lost = built(source, flags)
+    if path is None:
+        raise ArgumentError(f"the library that counts NCCL's calls cannot be compiled: {lost}")
+    return path
