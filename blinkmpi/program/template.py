@@ -6,7 +6,7 @@ no stages. The slots of a template have room for every count of its :class:`Size
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -102,7 +102,7 @@ class Template:
 
     def lengths(self, call: Call) -> dict[int, int]:
         """The elements that each tree carries in a call, of those that carry any."""
-        return {tree: length for tree, _, _, length in self.cut(call)[0] if length}
+        return {tree: length for tree, _, _, length in self._parts(call) if length}
 
     def carrying(self, lengths: Mapping[int, int]) -> Program:
         """Stages that move so many elements by tree, at no place in particular: what calls together have moved."""
@@ -111,22 +111,21 @@ class Template:
 
     def cut(self, call: Call) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
         """The same in plain tuples of tree, start, first and length, and the chunk by the length of a span."""
-        cut, chunks, align = [], {}, self._align
+        cut, most = [*self._parts(call)], self.program.chunk
+        lengths = {length for *_, length in cut}  # few: most spans are equally long
+        steps = -(-max(lengths) // most) or 1
+        return cut, {length: chunk_of(length, steps, most) for length in lengths}
+
+    def _parts(self, call: Call) -> Iterator[tuple[int, int, int, int]]:
+        align = self._align
         for rank, trees, ends in self._blocks:
             start, count = call.block(rank)
             unit = align if count >= align * len(trees) else 1
             first = 0
             for tree, (part, whole) in zip(trees, ends, strict=True):
                 end = count if part == whole else part * count // whole // unit * unit
-                length = end - first
-                cut.append((tree, start, first, length))
-                chunks[length] = 0  # few: most spans are equally long
+                yield tree, start, first, end - first
                 first = end
-        most = self.program.chunk
-        steps = -(-max(chunks) // most) or 1
-        for length in chunks:
-            chunks[length] = chunk_of(length, steps, most)
-        return cut, chunks
 
     def at(self, call: Call) -> Program:
         """The program of a call, with stages for empty spans, too."""

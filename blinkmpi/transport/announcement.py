@@ -84,8 +84,16 @@ def encode(announcement: Announcement, room: int) -> tuple[int, bytes]:
     return fingerprint, body
 
 
+def encode_counted(called: Called, room: int) -> tuple[int, bytes]:
+    """The fingerprint of a call but for its count, and its body, whose last eight bytes are the count."""
+    assert called.count is not None
+    form, _ = encode(Called(called.text), room)
+    _, body = encode(Called(called.text, 1 << 62), room)  # so that msgspec takes eight bytes
+    return form, body[:-8] + called.count.to_bytes(8, "big")
+
+
 def with_count(form: int, count: int) -> int:
-    """The fingerprint of a call with this count, by that of what it announces else, as count_kinds.h has it."""
+    """The fingerprint of a call with this count, by that of what it announces else, as fingerprints.h has it."""
     mixed = form + (count + 1) * 0x9E3779B97F4A7C15 & MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK

@@ -30,6 +30,7 @@ from blinkmpi.errors import DeviceError
 from blinkmpi.measure.tune import candidates
 from blinkmpi.planning.plan import Rule
 from blinkmpi.program.call import Call
+from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.cuda import codegen
 from blinkmpi.transport.cuda.device import Gpu, cupy, device_count
 from blinkmpi.transport.cuda.packets import PROTOCOLS, fits
@@ -301,7 +302,7 @@ def shared_gpus(comm: MPI.Intracomm, counts: tuple[int, ...] = COUNTS, protocols
         for protocol in PROTOCOLS:
             if fits(call, protocol) and (not protocols or protocol in protocols.split(",")):
                 name = f"{call.collective} {call.dtype} {call.counts[0]} onehop/{protocol}"
-                loaded = transport.load(call, protocol, name)
+                loaded = transport.load(call, protocol, Called(name))
                 transport.fill(loaded, send.data.ptr, recv.data.ptr, 0, 0, 4 * TIMEOUT_S)
                 start = transport.starter(loaded, torture.stream.ptr, torture.stream)
                 torture.add(call, name, start, (send, recv))

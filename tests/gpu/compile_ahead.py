@@ -21,6 +21,7 @@ from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
 from blinkmpi.program.reduction import DTYPES
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import machine, modify
+from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.cuda.device import Kernel, cupy, device_count
 from blinkmpi.transport.cuda.kernels.compiler import machine_code
 from tests.conformance import COLLECTIVES, PLANNED, allowed
@@ -75,7 +76,7 @@ def sources(n: int, dtypes: Iterable[str]) -> list[Source]:
             plans = PlanOnDemand(comm, topology, make_plan(topology, gpus="onehop", algo=algo))
             context = CudaContext(comm, NotingGpu(noted), topology, plans, emulated=False, say=lambda *_: None)  # type: ignore[arg-type]
             for call, registered in itertools.product(calls(n, dtypes), (True, False)):
-                context.kernel(call, "", registered)
+                context.kernel(call, Called(""), registered)
 
     for result in on_ranks([0] * n, work):
         if isinstance(result, BaseException):

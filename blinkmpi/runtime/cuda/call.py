@@ -62,7 +62,7 @@ class CudaCall:
         self.history, self.context, self.host, self.holder = history, context, history.host, holder
         self.launch: object = None  # the call as C makes it again, if it does
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
-        self.text, self.nbytes = called.text, ready.call.nbytes
+        self.text, self.nbytes = called.words, ready.call.nbytes
         self.reusable = search is None  # not while its chunk is still looked for
         self.seq = self._number = 0
         self._launch = context.transport.starter(kernel, stream, holder)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from ...errors import BlinkError
 from ...program.memory import DeviceArray
@@ -14,7 +15,7 @@ from ...transport.interface import BoundCall
 from ...util.lru import LRU
 from ..arguments import Prepared
 from ..calls_without_program import EmptyCall
-from ..collectives import describe
+from ..collectives import announced
 from ..requests import ProgressThread, Request
 from .buffers import device_array, device_parts, stream_address, types_for_c
 from .call import CudaCall
@@ -65,8 +66,8 @@ class CudaCalls:
             stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
             args: the user's, if C may make others of it.
         """
-        text = ready.said or describe(ready.call)
-        called = Called(f"{text}{ON_GPU}")
+        called = Called(ready.said) if ready.said else announced(ready.call)
+        called = replace(called, text=f"{called.text}{ON_GPU}")
         if not ready.call.total:
             return EmptyCall(self.host, called, timeout_s, nbytes=0)
         context = self.context
@@ -74,7 +75,7 @@ class CudaCalls:
         told = stream_address(stream)
         with context.gpu.entered():
             on = context.stream_of(ready) if told is None else told
-            ready, kernel, search = context.fill(ready, text, on, timeout_s)
+            ready, kernel, search = context.fill(ready, called, on, timeout_s)
             bound = CudaCall(self.history, kernel, called, ready, on, holder, search, timeout_s)
         alike = {b.stream for b in (ready.send, ready.recv) if isinstance(b, DeviceArray)}
         if args and (told is not None or len(alike) == 1):

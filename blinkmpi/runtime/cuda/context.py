@@ -24,6 +24,7 @@ from ...program.reduction import NAMES, dtype_of
 from ...program.routes import cheapest_routes
 from ...program.template import Template
 from ...topology.model import Topology
+from ...transport.announcement import Called
 from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied
@@ -135,7 +136,7 @@ class CudaContext:
     def _fits(self, call: Call, rule: Rule, chunk: int) -> bool:
         rule = msgspec.structs.replace(rule, chunk_bytes=chunk)
         if self._templates and self.template(call, rule):
-            return self._templates.load(call, rule, "") is not None
+            return self._templates.load(call, rule, Called("")) is not None
         program = self.program(call, rule)
         return self.transport.fits(program, rule.ctas, self._in_host_memory(program, rule))
 
@@ -147,39 +148,40 @@ class CudaContext:
             return rule
         return msgspec.structs.replace(rule, chunk_bytes=search.best if captured else search.chunk)
 
-    def kernel(self, call: Call, text: str, registered: bool, *, captured: bool = False) -> LoadedKernel:
+    def kernel(self, call: Call, called: Called, registered: bool, *, captured: bool = False) -> LoadedKernel:
         """The kernel of a call, compiled and loaded at its first use; its arguments are the caller's to change.
 
         Args:
             captured: into a CUDA graph, which nobody can time: the best chunk so far must do.
         """
         rule = self.taken(call, registered=registered, captured=captured)
-        loaded = self._sized(call, rule, text)
+        loaded = self._sized(call, rule, called)
         if loaded is None:
             key = (call, rule)
             kept = self._kernels.find(key)
             if kept is None:
-                kept = self._load(call, rule, text)
+                kept = self._load(call, rule, called)
                 self._kernels.put(key, kept)
             loaded = copied(kept)
-        self._say(partial(_choice, text, rule, loaded), "INFO")
+        self._say(partial(_choice, called, rule, loaded), "INFO")
         return loaded
 
-    def _sized(self, call: Call, rule: Rule, text: str) -> LoadedKernel | None:
+    def _sized(self, call: Call, rule: Rule, called: Called) -> LoadedKernel | None:
         """The kernel of a call that is made of what calls of other counts have loaded; None if there is nothing."""
         if rule.protocol in PROTOCOLS:
-            return self.transport.load_packets(call, rule.protocol, text, rule.ctas)
+            return self.transport.load_packets(call, rule.protocol, called, rule.ctas)
         if rule.protocol == "slots" and self._templates:
-            return self._templates.load(call, rule, text)
+            return self._templates.load(call, rule, called)
         return None
 
-    def _load(self, call: Call, rule: Rule, text: str) -> LoadedKernel:
+    def _load(self, call: Call, rule: Rule, called: Called) -> LoadedKernel:
         """The kernel of a call, for itself if need be."""
         if rule.protocol == "rs_ag":
-            blocks, said = in_blocks(call), f"{text} by rs_ag"  # which a rank that takes another protocol does not say
+            blocks = in_blocks(call)
+            by = msgspec.structs.replace(called, text=f"{called.text} by rs_ag")  # other protocols' ranks say it not
             first = msgspec.structs.replace(rule, collective="reduce_scatter", protocol="slots")
-            return self.transport.rs_ag(self._load(blocks, first, said), blocks, said)
-        if (sized := self._sized(call, rule, text)) is not None:
+            return self.transport.rs_ag(self._load(blocks, first, by), blocks, by)
+        if (sized := self._sized(call, rule, called)) is not None:
             return sized
         program = self.program(call, rule) if rule.protocol == "slots" else None
         if program is not None and call.in_place:
@@ -188,7 +190,7 @@ class CudaContext:
         by_host = self._in_host_memory(program, rule) if program is not None else ()
         part = part_of(program, self.here, range(len(self.here))) if program is not None and self.here else None
         return self.transport.load(
-            call, rule.protocol, text, program, ctas=rule.ctas, in_host_memory=by_host, emulated=emulated, part=part
+            call, rule.protocol, called, program, ctas=rule.ctas, in_host_memory=by_host, emulated=emulated, part=part
         )
 
     def _new_templates(self) -> Templates | None:
@@ -226,7 +228,7 @@ class CudaContext:
         Args:
             send, recv: CuPy arrays of bytes.
         """
-        loaded = self._load(call, rule, f"trial of {rule}")
+        loaded = self._load(call, rule, Called(f"trial of {rule}"))
         refs = [self.transport.regions.ref(a.data.ptr, a.nbytes) for a in (send, recv)]
         self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
         return self.transport.starter(loaded, stream, None)
@@ -260,13 +262,13 @@ class CudaContext:
     # ---- a call
 
     def fill(
-        self, ready: Prepared, text: str, stream: int, timeout_s: float
+        self, ready: Prepared, called: Called, stream: int, timeout_s: float
     ) -> tuple[Prepared, LoadedKernel, ChunkSearch | None]:
         """The kernel of a call with its buffers among its arguments, and what still looks for its chunk.
 
         The call is as it was given, or sends a copy, where it is in place and its kernel cannot be.
         """
-        loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text, self.gpu.capturing(stream))
+        loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, called, self.gpu.capturing(stream))
         if loaded.aside:
             ready = sending_copy(ready)
             send = address(cast(DeviceArray, ready.send))
@@ -296,12 +298,12 @@ class CudaContext:
             self.gpu.after(first, other)
         return first
 
-    def _ends(self, ready: Prepared, text: str, captured: bool) -> tuple[LoadedKernel, bool, int, int, int, int]:
+    def _ends(self, ready: Prepared, called: Called, captured: bool) -> tuple[LoadedKernel, bool, int, int, int, int]:
         """The kernel of a call, whether its buffers are registered, their addresses, and where they are registered."""
         send, recv = ready.send, ready.recv
         send_ref, recv_ref = self._ref(send), self._ref(recv)
         registered = send_ref is not None and recv_ref is not None and not ready.plain
-        loaded = self.kernel(ready.call, text, registered, captured=captured)
+        loaded = self.kernel(ready.call, called, registered, captured=captured)
         send_at = send.ptr if isinstance(send, DeviceArray) else 0
         recv_at = recv.ptr if isinstance(recv, DeviceArray) else 0
         return loaded, registered, send_at, recv_at, send_ref or 0, recv_ref or 0
@@ -399,8 +401,8 @@ def _part(device: DeviceArray) -> tuple[int, int]:
     return device.ptr, device.ptr + max(device.nbytes, 1)
 
 
-def _choice(text: str, rule: Rule, loaded: LoadedKernel) -> str:
+def _choice(called: Called, rule: Rule, loaded: LoadedKernel) -> str:
     """How a call will run, and why."""
     where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
     chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
-    return f"{text}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}"
+    return f"{called.words}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}"

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from msgspec.structs import replace
+
 from ...program.call import Call
 from ...program.ir import Program
 from ...program.partition import part_of
@@ -43,22 +45,32 @@ class CountedStarts:
     """The starts of calls that differ in their counts alone: those of one count, until another one comes.
 
     Args:
-        add: takes what was counted of other calls.
+        template: theirs, if they go through slots.
+        full: is called when many counts were there.
     """
 
-    def __init__(self, call: Call, protocol: str, add: Callable[[Call, str, int], None]) -> None:
-        self.starts = Starts(0, 1)
-        self._call, self._protocol, self._add = call, protocol, add
+    def __init__(self, call: Call, protocol: str, template: Template | None, full: Callable[[], None]) -> None:
+        self.starts, self.protocol, self.template = Starts(0, 1), protocol, template
+        self._call, self._full = call, full
+        self._times: Counter[int] = Counter()  # by count
 
     def turn_to(self, call: Call) -> None:
         """Count another call from now on."""
-        self.flush()
+        self._keep()
         self._call = call
+        if len(self._times) > KINDS:
+            self._full()
 
-    def flush(self) -> None:
-        """Tell what was counted."""
+    def taken(self) -> Iterator[tuple[Call, int]]:
+        """What was counted since the last look: calls, and how often."""
+        self._keep()
+        times, self._times = self._times, Counter()
+        for count, number in times.items():
+            yield replace(self._call, counts=(count,) * len(self._call.counts)), number
+
+    def _keep(self) -> None:
         if self.starts.number:
-            self._add(self._call, self._protocol, self.starts.number)
+            self._times[self._call.counts[0]] += self.starts.number
             self.starts.number = 0
 
 
@@ -69,7 +81,6 @@ class StartedCalls:
         self._context, self._host = context, host
         self._kinds: dict[tuple[Call, str], Starts] = {}
         self._of_counts: WeakSet[CountedStarts] = WeakSet()
-        self._others: list[tuple[Call, str, int]] = []  # what these have told
 
     def of(self, call: Call, protocol: str) -> Starts:
         """The starts of one kind."""
@@ -80,34 +91,24 @@ class StartedCalls:
             found = self._kinds[call, protocol] = Starts(0, 1)
         return found
 
-    def of_counts(self, call: Call, protocol: str) -> CountedStarts:
+    def of_counts(self, call: Call, protocol: str, template: Template | None) -> CountedStarts:
         """The starts of a kind whatever its count, which is the call's now."""
-        made = CountedStarts(call, protocol, self._note)
+        made = CountedStarts(call, protocol, template, self.flush)
         self._of_counts.add(made)
         return made
 
-    def _note(self, call: Call, protocol: str, times: int) -> None:
-        self._others.append((call, protocol, times))
-        if len(self._others) > KINDS:
-            self._count()
-
-    def flush(self) -> None:
-        """Add what was counted to the counters of the host transport. Local."""
-        for starts in list(self._of_counts):
-            starts.flush()
-        self._count()
-
-    def _taken(self) -> Iterator[tuple[Call, str, int]]:
-        """What was counted since the last look: calls, protocols, and how often."""
+    def _taken(self) -> Iterator[tuple[Call, str, int, Template | None]]:
+        """What was counted since the last look: calls, protocols, how often, and templates that are known."""
         for (call, protocol), starts in [*self._kinds.items()]:  # other threads may add kinds meanwhile
             times, starts.number = starts.number, 0
             if times:
-                yield call, protocol, times
-        others, self._others = self._others, []
-        yield from others
+                yield call, protocol, times, None
+        for counted in list(self._of_counts):
+            for call, times in counted.taken():
+                yield call, counted.protocol, times, counted.template
 
-    def _count(self) -> None:
-        """Add what was counted of known kinds.
+    def flush(self) -> None:
+        """Add what was counted to the counters of the host transport. Local.
 
         Calls of one template are added up tree by tree, so that one program says what all of them have moved.
         """
@@ -121,17 +122,18 @@ class StartedCalls:
 
         alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by the trees that carry anything
         made: Counter[tuple[Template, frozenset[int]]] = Counter()
-        for call, protocol, times in self._taken():
+        for call, protocol, times, template in self._taken():
             nbytes["collective", call.collective] += times * call.nbytes
             calls["collective", call.collective] += times
             if protocol != "slots":
                 calls["protocol", protocol] += times
                 continue
-            rule = self._context.rule(call)
-            template = self._context.template(call, rule)
             if template is None:
-                add(self._context.program(call, rule), times, times)
-                continue
+                rule = self._context.rule(call)
+                template = self._context.template(call, rule)
+                if template is None:
+                    add(self._context.program(call, rule), times, times)
+                    continue
             lengths = template.lengths(call)
             kind = template, frozenset(lengths)
             made[kind] += times

@@ -47,7 +47,7 @@ class OtherCounts:
 
         count, most = call.counts[0], Sizes.of(call).most
         counts = _farthest(count, most // 2 + 1, alike), _farthest(count, most, alike)
-        if self._repeating.keep_counts(bound, counts, method, args, stream):
+        if self._repeating.keep_counts(bound, counts, row[1] if row else None, method, args, stream):
             self._seen[kind] = -KNOWN
 
     def forget(self) -> None:

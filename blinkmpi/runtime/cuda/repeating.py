@@ -13,14 +13,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...errors import DeviceError
-from ...transport.announcement import ON_GPU, Called
+from ...program.template import Template
+from ...transport.announcement import encode_counted
 from ...transport.control_pages import BODY, CONTROL
 from ...transport.cuda.kernel_layout import fingerprint_at
-from ...transport.cuda.loaded_kernel import LoadedKernel, copied, moving, name_call
+from ...transport.cuda.loaded_kernel import LoadedKernel, copied, form_of, moving
 from ...transport.cuda.order import ORDER
 from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
-from ..collectives import describe
 from ..foreign import EXCHANGE, imported, tensor_reader
 from .buffers import tensor_types
 from .call import CudaCall
@@ -41,7 +41,7 @@ class Launch:
 
     def __init__(self, call: CudaCall) -> None:
         transport, gpu, records, pages = call.context.transport, call.context.gpu, call.host.records, call.host.pages
-        self.text, kernels, places = call.text, _kernels(call.kernel), call.places
+        self.called, kernels, places = call.called, _kernels(call.kernel), call.places
         moved = moving(call.kernel, transport.n, call.registered) if places else ()
         moves = [(part, word, place.array) for part, word, which in moved if (place := places[which]) is not None]
         parts = [*call.around.gathers, *((k.kernel, k.grid, k.block, k.args) for k in kernels), *call.around.scatters]
@@ -72,6 +72,11 @@ class Launch:
         self._struct = LaunchStruct(**numbers)
         self.address = ctypes.addressof(self._struct)
 
+    @property
+    def text(self) -> str:
+        """The call as people read it."""
+        return self.called.words
+
     def follow(self) -> None:
         """Let its stream follow the calls on other streams; who calls this holds their lock."""
         self._transport.begin(self._stream, self._holder)
@@ -91,26 +96,35 @@ class Launch:
 
 
 class CountedLaunch(Launch):
-    """Calls on a stream that differ in their counts alone; C has it fit each new one (``fit_launch`` there).
+    """Calls on a stream that differ in their counts alone; C has it fit the kernel to each new one.
+
+    What names the call follows from the count in C (``fit_launch`` in launches.h).
 
     Args:
         counts: the least and the greatest.
+        template: theirs, if they go through slots.
     """
 
-    def __init__(self, call: CudaCall, counts: tuple[int, int]) -> None:
+    def __init__(self, call: CudaCall, counts: tuple[int, int], template: Template | None) -> None:
         super().__init__(call)
-        self._kernel, self._call, self._records = copied(call.kernel), call.call, call.host.records
-        self._starts = call.history.started.of_counts(call.call, call.kernel.protocol)
-        self._body = ctypes.create_string_buffer(call.record, BODY)
+        self._kernel, self._call, protocol = copied(call.kernel), call.call, call.kernel.protocol
+        self._starts = call.history.started.of_counts(call.call, protocol, template)
         self._recent: dict[int, None] = {}  # counts that it was fit to
-        least, most = counts
+        count, (least, most), (form, body) = call.call.counts[0], counts, encode_counted(call.called, BODY)
+        self._body = ctypes.create_string_buffer(body, len(body))
         numbers = {
-            "body": ctypes.addressof(self._body),
+            "body": ctypes.addressof(self._body), "body_bytes": len(body), "form": form,
             "words[0]": ctypes.addressof(self._kernel.args), "starts": ctypes.addressof(self._starts.starts),
-            "elements": call.call.counts[0], "least": least, "most": most,
+            "elements": count, "least": least, "most": most, "each_bytes": call.nbytes // count,
+            "kernel_form": form_of(protocol, call.called.text),
         }  # fmt: skip
         for name, number in numbers.items():
             setattr(self._struct, name, number)
+
+    @property
+    def text(self) -> str:
+        """The call of the count that it is of now, as people read it."""
+        return replace(self.called, count=int(self._struct.elements)).words
 
     def fit(self, count: int) -> bool:
         """Be the call of another count from now on; not of one that comes again: C knows such a call by itself soon."""
@@ -119,20 +133,12 @@ class CountedLaunch(Launch):
         self._recent[count] = None
         if len(self._recent) > RECENT:
             del self._recent[next(iter(self._recent))]
-        struct, kernel, before = self._struct, self._kernel, self._call
-        struct.elements = 0  # until all of it is done
-        call = replace(before, counts=(count,) * len(before.counts))
-        text = describe(call)
-        self.text = f"{text}{ON_GPU}"
-        name_call(kernel, call.n, text)
+        kernel, before = self._kernel, self._call
+        self._call = call = replace(before, counts=(count,) * len(before.counts))
         assert kernel.fit is not None
         kernel.fit(kernel, call)
-        struct.fingerprint, body = self._records.encode(Called(self.text))
-        ctypes.memmove(self._body, body, len(body))
-        setattr(struct, "grid[0]", kernel.grid)
-        struct.body_bytes, struct.nbytes = len(body), call.nbytes
+        setattr(self._struct, "grid[0]", kernel.grid)
         self._starts.turn_to(call)
-        self._call, struct.elements = call, count
         return True
 
 
@@ -164,12 +170,13 @@ class Repeating:
         return self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))
 
     def keep_counts(
-        self, call: CudaCall, counts: tuple[int, int], method: object, args: tuple[Any, ...], stream: Any
-    ) -> bool:
+        self, call: CudaCall, counts: tuple[int, int], template: Template | None,
+        method: object, args: tuple[Any, ...], stream: Any,
+    ) -> bool:  # fmt: skip
         """Let C make calls that differ in their counts alone from one that has just been made; whether it can."""
         if len(call.kernel.args) > MOST_WORDS or not self._repeated.launches:
             return False
-        launch = CountedLaunch(call, counts)
+        launch = CountedLaunch(call, counts, template)
         return self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args), counts=True)
 
     def keep_group(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:

@@ -9,6 +9,7 @@ from ...planning.plan import Rule, chunk_for
 from ...program.call import Call
 from ...program.ir import Program
 from ...program.template import Sizes, Template
+from ...transport.announcement import Called
 from ...transport.cuda.loaded_kernel import LoadedKernel, LoadedTemplate
 from ...transport.cuda.transport import CudaTransport
 from ...trees.tree import Packing
@@ -38,7 +39,7 @@ class Templates:
         self._templates: LRU[Key, Template | str] = LRU(TEMPLATES)
         self._loaded: LRU[tuple[Key, Sizes, int], LoadedTemplate | str] = LRU(TEMPLATES)
 
-    def load(self, call: Call, rule: Rule, text: str) -> LoadedKernel | None:
+    def load(self, call: Call, rule: Rule, called: Called) -> LoadedKernel | None:
         """The kernel of a call; None if it has to be loaded for itself, because there is no template or no room."""
         if rule.scheme.startswith(SCHEME):
             self._each_count(call, rule, "consecutive chunks of an algorithm are joined by their lengths")
@@ -55,7 +56,7 @@ class Templates:
                 found = template
             self._loaded.put(whole_key, found)
         if isinstance(found, LoadedTemplate):
-            return self._transport.load_sized(found, call, text)
+            return self._transport.load_sized(found, call, called)
         self._each_count(call, rule, found)
         return None
 

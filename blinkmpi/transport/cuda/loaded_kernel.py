@@ -6,13 +6,14 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Self
 
 from ...program.call import Call
 from ...program.ir import Program
 from ...program.memory import Segments
 from ...program.template import Template
+from ..announcement import Called, with_count
 from ..network.endpoints import Endpoints
 from .codegen import (
     arithmetic,
@@ -44,7 +45,7 @@ class LoadedKernel:
     args: ctypes.Array[ctypes.c_uint64]
     params: ctypes.Array[ctypes.c_void_p]
     protocol: str
-    text: str
+    called: Called
     table: Table | None = None  # on the device, which its arguments name
     endpoints: Endpoints | None = None  # of channels to other nodes
     aside: bool = False  # in place, but what it sends must lie elsewhere
@@ -108,9 +109,16 @@ class KernelCache:
         return found
 
 
-def fingerprint(text: str) -> int:
+@lru_cache(maxsize=256)
+def form_of(protocol: str, text: str) -> int:
+    """64 bits of what a rank calls, but for its count."""
+    return int.from_bytes(hashlib.blake2b(f"{protocol} {text}".encode(), digest_size=8).digest(), "little")
+
+
+def fingerprint(protocol: str, called: Called) -> int:
     """32 bits of what a rank calls; never 0."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") or 1
+    form = form_of(protocol, called.text)
+    return (form if called.count is None else with_count(form, called.count)) & MASK or 1
 
 
 def load_kernel(
@@ -119,13 +127,13 @@ def load_kernel(
     block: int,
     args: Sequence[int],
     protocol: str,
-    text: str,
+    called: Called,
     table: Table | None = None,
     room: int = 0,
 ) -> LoadedKernel:
     """A kernel whose arguments are packed as the driver wants them; it takes ``room`` words, if they are more."""
     packed = (ctypes.c_uint64 * max(room, len(args)))(*args)
-    return LoadedKernel(kernel, grid, block, packed, _pointers(packed), protocol, text, table)
+    return LoadedKernel(kernel, grid, block, packed, _pointers(packed), protocol, called, table)
 
 
 def copied(loaded: LoadedKernel) -> LoadedKernel:
@@ -139,20 +147,18 @@ def copied(loaded: LoadedKernel) -> LoadedKernel:
     return own
 
 
-def name_call(loaded: LoadedKernel, n: int, text: str) -> None:
-    """Have a kernel say that it is another call among ``n`` ranks."""
-    loaded.text = text
-    loaded.args[fingerprint_at(n)] = fingerprint(f"{loaded.protocol} {text}")
-
-
-def for_call(loaded: LoadedKernel, call: Call, text: str, fit: Callable[[LoadedKernel, Call], None]) -> LoadedKernel:
+def for_call(
+    loaded: LoadedKernel, call: Call, called: Called, fit: Callable[[LoadedKernel, Call], None]
+) -> LoadedKernel:
     """The same kernel for another call.
 
     Args:
+        called: what it says that it is.
         fit: gives it the arguments that depend on the call's count.
     """
     own = copied(loaded)
-    name_call(own, call.n, text)
+    own.called = called
+    own.args[fingerprint_at(call.n)] = fingerprint(own.protocol, called)
     fit(own, call)
     own.fit = fit
     return own

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..announcement import Called
 from .codegen import MESSAGE_THREADS
 from .kernel_layout import MESSAGE, buffers_at, fill_call, timeout_at
 from .loaded_kernel import load_kernel
@@ -44,7 +45,7 @@ class Fifo:
         self.stream, self.order = SPARE_STREAMS.pop() if SPARE_STREAMS else gpu.new_stream(), Order()
         self.order.chain_from_now(gpu)
         room = len(words) + len(MESSAGE) - KNOWN
-        self._message = load_kernel(kernel, 1, MESSAGE_THREADS, words, "messages", "a message", room=room)
+        self._message = load_kernel(kernel, 1, MESSAGE_THREADS, words, "messages", Called("a message"), room=room)
         self._launches: dict[int, Callable[[], None]] = {}  # by lanes
 
     def put(self, at: int, nbytes: int, tag: int, timeout_s: float) -> None:
@@ -71,7 +72,7 @@ class Fifo:
         found = self._launches.get(lanes)
         if found is None:
             message = self._message
-            found = message.kernel.launcher(lanes, message.block, self.stream.ptr, message.params, message.text)
+            found = message.kernel.launcher(lanes, message.block, self.stream.ptr, message.params, message.called.words)
             self._launches[lanes] = found
         return found
 

@@ -22,6 +22,7 @@ from ...program.partition import NodePart
 from ...program.reduction import dtype_of
 from ...program.template import Sizes, Template
 from ...util.together import Comm, gathered
+from ..announcement import Called
 from .codegen import PACKET_THREADS, STAGE_THREADS, WORKERS, check_rows, packet_threads, rows_of, table, widths
 from .device import Gpu
 from .direct_segments import Segment, longest_segment, segment, spread
@@ -53,6 +54,7 @@ from .stage_tables import Table, TableMemory
 from .symmetric_memory import MAX_CLOCKS, REPORT_WORDS, SymmetricMemory
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
+UNNAMED = Called("")  # what many calls share
 
 
 class CudaTransport:
@@ -108,7 +110,7 @@ class CudaTransport:
         self,
         call: Call,
         protocol: str,
-        text: str,
+        called: Called,
         program: Program | None = None,
         *,
         ctas: int = 0,
@@ -119,7 +121,7 @@ class CudaTransport:
         """Compile (or find) the kernel of a call over a protocol and fill in its arguments. Local.
 
         Args:
-            text: what the ranks compare.
+            called: what the ranks compare.
             program: for ``slots``.
             ctas: groups of threads to use, 0 for the default.
             in_host_memory: the program's channels that take the host path; all ranks come here together then.
@@ -132,12 +134,12 @@ class CudaTransport:
         if protocol == "slots":
             if program is None:
                 raise ArgumentError("protocol 'slots' runs a program; pass one")
-            return self._load_stages(program, text, ctas, in_host_memory, emulated, part)
+            return self._load_stages(program, called, ctas, in_host_memory, emulated, part)
         if protocol == "direct":
-            loaded = self._load_direct(call, text, ctas)
+            loaded = self._load_direct(call, called, ctas)
             loaded.fit = partial(self._fit_direct, ctas)
             return loaded
-        return self.load_packets(call, protocol, text, ctas)
+        return self.load_packets(call, protocol, called, ctas)
 
     def fits(self, program: Program, ctas: int = 0, in_host_memory: Collection[int] = ()) -> bool:
         """Whether symmetric memory has room for a program's slots."""
@@ -176,21 +178,21 @@ class CudaTransport:
             return LoadedTemplate.of(template, self.rank)
         spans = spans_for(len(program.of(self.rank)))
         kernel, on_device = self.kernels.stages(program, self.rank, spans), self.tables.put(rows.tobytes())
-        args = [*self._common("", "slots", program.call), on_device.at]
+        args = [*self._common(UNNAMED, "slots", program.call), on_device.at]
         length = len(args) + SPAN_WORDS * spans
-        loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", "", on_device, length)
+        loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", UNNAMED, on_device, length)
         return LoadedTemplate.of(template, self.rank, loaded, len(args))
 
-    def load_sized(self, loaded: LoadedTemplate, call: Call, text: str) -> LoadedKernel:
+    def load_sized(self, loaded: LoadedTemplate, call: Call, called: Called) -> LoadedKernel:
         """The kernel of a call of a template; nothing is compiled, allocated or copied."""
         if loaded.kernel is not None:
-            return for_call(loaded.kernel, call, text, loaded.fit)
-        idle = self._idle(call, text)
+            return for_call(loaded.kernel, call, called, loaded.fit)
+        idle = self._idle(call, called)
         idle.fit = lambda _loaded, _call: None
         return idle
 
     def _load_stages(
-        self, program: Program, text: str, ctas: int, in_host_memory: Collection[int],
+        self, program: Program, called: Called, ctas: int, in_host_memory: Collection[int],
         emulated: Callable[[int], tuple[int, int]] | None, part: NodePart | None,
     ) -> LoadedKernel:  # fmt: skip
         call, far, size = program.call, part.far if part else {}, (*widths(program.call), self.symmetric_bytes)
@@ -209,11 +211,11 @@ class CudaTransport:
         ends = (buffers.flags, buffers.slots) if buffers else (0, 0)
         rows = table(program, self.rank, groups_of, places, self.symmetric, host, emulated, far, ends, ctas)
         if not len(rows):  # this rank has nothing to do, but it counts the call
-            return self._idle(call, text)
+            return self._idle(call, called)
         each = rows_of(program, self.rank, groups_of, ctas)
         kernel, on_device = self.kernels.stages(program, self.rank, rows=each), self.tables.put(rows.tobytes())
-        args = [*self._common(text, "slots", call), on_device.at]
-        loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", text, on_device)
+        args = [*self._common(called, "slots", call), on_device.at]
+        loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", called, on_device)
         alone = part is None and each == 1
         loaded.aside = call.in_place and not (alone and sent_first(program, self.rank, groups_of))
         if part and buffers:
@@ -232,7 +234,7 @@ class CudaTransport:
             self._host_slots = HostSlots(self.gpu, HOST_BYTES, self._comm)
         return self._host_slots
 
-    def rs_ag(self, first: LoadedKernel, blocks: Call, text: str) -> LoadedKernel:
+    def rs_ag(self, first: LoadedKernel, blocks: Call, called: Called) -> LoadedKernel:
         """An allreduce of two kernels.
 
         Args:
@@ -240,15 +242,15 @@ class CudaTransport:
         """
         moved = Call("allgather", self.n, (max(blocks.counts),), blocks.dtype)
         first.begin = blocks.block(self.rank)[0] * dtype_of(blocks.dtype).itemsize
-        first.then = self._load_direct(moved, text, 0, spread(blocks, self.rank))
+        first.then = self._load_direct(moved, called, 0, spread(blocks, self.rank))
         first.fit = None  # which is of the reduce-scatter alone
         return first
 
-    def _load_direct(self, call: Call, text: str, ctas: int, mine: Segment | None = None) -> LoadedKernel:
+    def _load_direct(self, call: Call, called: Called, ctas: int, mine: Segment | None = None) -> LoadedKernel:
         kernel, mine = self.kernels.direct(call), mine or segment(call, self.rank)
         even = int(len(set(call.counts)) == 1)
-        args = [*self._common(text, "direct", call), *mine, even, self.memory.table, *[0] * (2 * self.n)]
-        return load_kernel(kernel, self._direct_ctas(call, ctas), WORKERS, args, "direct", text)
+        args = [*self._common(called, "direct", call), *mine, even, self.memory.table, *[0] * (2 * self.n)]
+        return load_kernel(kernel, self._direct_ctas(call, ctas), WORKERS, args, "direct", called)
 
     def _direct_ctas(self, call: Call, ctas: int) -> int:
         """As many as its longest segment wants: the same on all ranks."""
@@ -260,20 +262,22 @@ class CudaTransport:
         loaded.grid = self._direct_ctas(call, ctas)
         loaded.args[begin : begin + len(mine)] = [*mine]
 
-    def load_packets(self, call: Call, protocol: str, text: str, ctas: int) -> LoadedKernel:
+    def load_packets(self, call: Call, protocol: str, called: Called, ctas: int) -> LoadedKernel:
         """The kernel of a call over packets: one of another count with this one's arguments, if there was one."""
         packets = PROTOCOLS[protocol]
         if not fits(call, protocol):
-            raise DeviceError(f"{protocol} cannot carry {text}: too long, or blocks of several lengths; use slots")
+            raise DeviceError(
+                f"{protocol} cannot carry {called.words}: too long, or blocks of several lengths; use slots"
+            )
         codec, key = packets.codec, (protocol, call.dtype, call.op)
         known = self._by_packets.get(key)
         if known is None:
             self.gpu.use()
-            args = [*self._common("", protocol, call), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, codec)]
+            args = [*self._common(UNNAMED, protocol, call), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, codec)]
             kernel, threads = self.kernels.packets(call, protocol), packet_threads(self.n, codec)
-            known = self._by_packets[key] = load_kernel(kernel, 1, threads, args, protocol, "")
+            known = self._by_packets[key] = load_kernel(kernel, 1, threads, args, protocol, UNNAMED)
         most = min(ctas or (PACKET_CTAS if codec is LL16 else self.max_ctas), self.max_ctas)
-        return for_call(known, call, text, partial(self._fit_packets, packets, most))
+        return for_call(known, call, called, partial(self._fit_packets, packets, most))
 
     def _fit_packets(self, packets: PacketProtocol, most: int, loaded: LoadedKernel, call: Call) -> None:
         """Give ``packets`` the arguments for a call, and at ``most`` so many CTAs."""
@@ -288,14 +292,14 @@ class CudaTransport:
         at, box = ll_buffers(codec, self.n)
         return [*mine, units, box, *(symmetric + at for symmetric in self.symmetric)]
 
-    def _idle(self, call: Call, text: str) -> LoadedKernel:
+    def _idle(self, call: Call, called: Called) -> LoadedKernel:
         """A call in which this rank neither sends nor receives."""
-        args = [*self._common(text, "slots", call), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, LL16)]
+        args = [*self._common(called, "slots", call), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, LL16)]
         kernel = self.kernels.packets(call, "ll16_one_shot")
-        return load_kernel(kernel, 1, PACKET_THREADS, args, "slots", text)
+        return load_kernel(kernel, 1, PACKET_THREADS, args, "slots", called)
 
-    def _common(self, text: str, protocol: str, call: Call) -> list[int]:
-        divisor, said = call.n if call.op == "avg" else 0, fingerprint(f"{protocol} {text}")
+    def _common(self, called: Called, protocol: str, call: Call) -> list[int]:
+        divisor, said = call.n if call.op == "avg" else 0, fingerprint(protocol, called)
         return common_arguments(self.symmetric, self.memory.report_at, said, self.rank, divisor)
 
     # ---- a call
@@ -332,7 +336,8 @@ class CudaTransport:
         """
         parts = [loaded, loaded.then] if loaded.then else [loaded]
         at = fingerprint_at(self.n)
-        launches = [(p.args, p.args[at], p.kernel.launcher(p.grid, p.block, stream, p.params, p.text)) for p in parts]
+        text = loaded.called.words
+        launches = [(p.args, p.args[at], p.kernel.launcher(p.grid, p.block, stream, p.params, text)) for p in parts]
         tables = [p.table for p in parts if p.table]
 
         def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments

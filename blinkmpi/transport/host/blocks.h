@@ -10,16 +10,11 @@
  * the short ones do, and a chunk comes as soon as the one that lay there has gone. */
 #pragma once
 #include "call.h"
+#include "fingerprints.h"
 #include "reduction.h"
 
 enum { STEP_BYTES = 16 << 20, LINE_WORDS = 8 }; /* of a copy, after which a rank shows that it lives; of a cache line */
 #define UNREADABLE_BLOCK UINT64_MAX /* in a slot, in place of a block's address */
-
-static uint64_t mix(uint64_t x) { /* the end of splitmix64 */
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
-}
 
 static uint64_t length_hash(int64_t source, int64_t target, int64_t bytes) {
   return bytes ? mix(mix((uint64_t)source << 32 | (uint64_t)target) + 0x9e3779b97f4a7c15u * (uint64_t)bytes) : 0;

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...program.by_count import COUNT, SLOT, Border, ByCount, by_count, read, symbol
 from ...program.spans import Cut, align_of, border
-from ..announcement import Called, encode
+from ..announcement import Called, encode_counted
 from ..control_pages import BODY, LINE
 from .c_structs import fields
 from .host_call import HostBuffers, HostCall
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .channel_layout import ChannelLayout
     from .host_program import HostProgram
     from .transport import HostTransport
-
-LARGEST = 1 << 62  # a count that msgspec writes in eight bytes, as C does
 
 
 class CountStruct(ctypes.Structure):
@@ -61,8 +59,9 @@ class CountKind(HostCall):
         super().__init__(transport, program, called, buffers, timeout_s, owns=False)
         assert called.count is not None
         self._load, self._text = load, called.text
-        self._keep_body(called.count)
-        fingerprint, _ = encode(Called(called.text), BODY)
+        form_fingerprint, body = encode_counted(called, BODY)
+        self._body = np.frombuffer(body, np.uint8).copy()
+        self.struct.body, self.struct.body_bytes = self._body.ctypes.data, len(body)
         borders = [(b.part.numerator, b.part.denominator, b.trees) for b in form.borders]
         self._borders = np.array(borders, np.int64).reshape(-1, 3)
         self._lengths = np.array(form.lengths, np.int64).reshape(-1, 2)
@@ -74,14 +73,8 @@ class CountKind(HostCall):
         item, align = form.call.itemsize, align_of(form.call)
         self.kind = CountStruct(
             item, width, arguments, *counts, align, int(program.struct.chunk), len(borders), border_at,
-            len(form.lengths), length_at, len(words), word_at, value_at, fingerprint, called.count,
+            len(form.lengths), length_at, len(words), word_at, value_at, form_fingerprint, called.count,
         )  # fmt: skip
-
-    def _keep_body(self, count: int) -> None:
-        """Announce it from memory of its own, in which the last eight bytes are the count."""
-        _, body = encode(Called(self._text, LARGEST), BODY)
-        self._body = np.frombuffer(body[:-8] + count.to_bytes(8, "big"), np.uint8).copy()
-        self.struct.body, self.struct.body_bytes = self._body.ctypes.data, len(body)
 
     def _sums(
         self, form: ByCount, rows: Sequence[int], moved: Sequence[int], count: int

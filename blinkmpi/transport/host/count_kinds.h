@@ -25,9 +25,6 @@ typedef struct count_kind { /* what Python says of it (count_kind.py) */
   int64_t each[2];          /* elements of each argument for each of the count; this is C's to find */
 } count_kind_t;
 
-/* A fingerprint of an announcement with this count; as announcement.py's. */
-static uint64_t with_count(uint64_t form, int64_t count) { return mix(form + ((uint64_t)count + 1) * 0x9E3779B97F4A7C15u); }
-
 /* The elements of both arguments; 0 if their forms are Python's to read. */
 static int elements_of_sides(const count_kind_t *k, const call_t *call, const arguments_t *r, const types_t *types, int64_t *elements) {
   int64_t buffer = 0;
@@ -94,7 +91,7 @@ static int fill_counts(count_kind_t *k, call_t *call, const arguments_t *r, cons
   write_words(k, count, 0);
   if (count > k->count) call->readable = 0; /* it was tried of fewer bytes */
   call->fingerprint = with_count(k->form, count);
-  for (int i = 0; i < 8; i++) call->body[call->body_bytes - 1 - i] = (char)((uint64_t)count >> 8 * i);
+  write_count(call->body, call->body_bytes, count);
   k->count = count;
   return 1;
 }

@@ -5,6 +5,7 @@
  * thread in the middle of a launch) is seen before anything has changed, and is Python's to do or to refuse. */
 #pragma once
 #include "device_arrays.h"
+#include "fingerprints.h"
 
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, OF_DEVICE = 2 }; /* of CUDA: pointer attributes, a value of the first */
 enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512 };
@@ -51,8 +52,10 @@ typedef struct {
   int64_t *starts;   /* of such calls; whether anybody will look at that again */
   int64_t *kernels;
   /* of calls that differ in their counts: the count that the kernel is fit to, 0 if it is to none; the least and the greatest;
-   * bytes of each array for each of the count, 0 in the first where the count is always the same */
-  int64_t elements, least, most, each[MOST_ARRAYS];
+   * bytes of each array for each of the count, 0 in the first where the count is always the same, and of the call; the
+   * fingerprints without the count, of the announcement and of the kernel */
+  int64_t elements, least, most, each[MOST_ARRAYS], each_bytes;
+  uint64_t form, kernel_form;
 } launch_t;
 
 /* ---- calls of other counts */
@@ -67,17 +70,27 @@ static int learn_elements(launch_t *l, const argument_t *const *arrays, int n) {
 }
 
 /* Fit the kernel to arrays, unless it is; 0 if they are of no such call, if Python does not want that, or if it raises. */
-static int fit_launch(const launch_t *l, PyObject *bound, const argument_t *const *arrays, int n) {
+static int fit_launch(launch_t *l, PyObject *bound, const argument_t *const *arrays, int n) {
   const int64_t count = arrays[0]->elements / l->each[0];
   if (count < l->least || count > l->most) return 0;
   for (int i = 0; i < n; i++)
     if (arrays[i]->elements != count * l->each[i]) return 0;
   if (count == l->elements) return 1;
+  const int64_t before = l->elements;
+  l->elements = 0; /* until all of it is done */
   PyObject *const number = PyLong_FromLongLong(count);
   PyObject *const done = number ? PyObject_CallMethodOneArg(bound, text_of[FIT], number) : NULL;
   Py_XDECREF(number);
   Py_XDECREF(done);
-  return done == Py_True;
+  if (done == Py_False) l->elements = before;
+  if (done != Py_True) return 0;
+  const uint64_t said = with_count(l->kernel_form, count) & MASK;
+  l->words[l->first][l->fingerprint_at] = said ? said : 1;
+  l->fingerprint = with_count(l->form, count);
+  write_count(l->body, l->body_bytes, count);
+  l->nbytes = count * l->each_bytes;
+  l->elements = count;
+  return 1;
 }
 
 /* ---- a call */

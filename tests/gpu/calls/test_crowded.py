@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from blinkmpi.program.call import Call
+from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.cuda.device import Gpu, cupy
 from blinkmpi.transport.cuda.packets import PROTOCOLS, fits
 from blinkmpi.transport.cuda.transport import CudaTransport
@@ -46,12 +47,12 @@ def test_packets_of_ranks_that_share_gpus(comm: MPI.Intracomm) -> None:
             send = cp.asarray(np.zeros(1, np.float32) if own is None else own)
             recv = cp.zeros(1 if want is None else want.size, "float32")
             cp.cuda.runtime.deviceSynchronize()
-            loaded = transport.load(call, protocol, f"{call} by {protocol}")
+            loaded = transport.load(call, protocol, Called(f"{call} by {protocol}"))
             transport.fill(loaded, send.data.ptr, recv.data.ptr, 0, 0, TIMEOUT_S)
             for _ in range(2):  # both sets of LL buffers
                 transport.starter(loaded, stream.ptr, stream)()
             stream.synchronize()
-            assert not transport.aborted, transport.error(f"{call} by {protocol}")
+            assert not transport.aborted, transport.error(Called(f"{call} by {protocol}"))
             if want is not None:
                 wrong = np.flatnonzero(recv.get() != want)
                 assert not wrong.size, f"{call} by {protocol}: {wrong.size} elements are wrong, {wrong[:8]} among them"

@@ -21,6 +21,7 @@ from blinkmpi.errors import (
     RemoteError,
 )
 from blinkmpi.program.call import Call
+from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.cuda.device import Gpu, cupy
 from tests.gpu.helpers import at_least, sizes, spinner
 from tests.harness import mpi
@@ -285,7 +286,7 @@ def test_few_ctas(comm: MPI.Intracomm) -> None:
                 x, y = cp.full(count, comm.rank, "float32"), cp.zeros(count, "float32")
                 ours.Allreduce(x, y)
                 assert (y == n * (n - 1) / 2).all()
-                grid = gpus.kernel(Call("allreduce", n, (count,), "float32", "sum"), "", registered=False).grid
+                grid = gpus.kernel(Call("allreduce", n, (count,), "float32", "sum"), Called(""), registered=False).grid
                 assert grid <= max(most, 2 * n), (count, grid)  # a program's stages each have one
 
 

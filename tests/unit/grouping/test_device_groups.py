@@ -16,6 +16,7 @@ from blinkmpi.runtime.cuda.call import CudaCall
 from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.runtime.grouping.group import Groups
 from blinkmpi.runtime.grouping.launches import GPU_ALONE, GroupLaunch, NotedCall, launches
+from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.cuda.kernel_layout import (
     NO_PLACE,
     SEGMENT_CTAS,
@@ -201,12 +202,12 @@ def test_which_groups_packets_carry_themselves() -> None:
 
     def own(protocol: str, many: int, nwords: int = 40) -> LoadedKernel | None:
         segments = Segments(0, 0, 1, tuple((1 << 20, 16 * i, 16) for i in range(many)))
-        loaded = load_kernel(kernel, 3, 256, range(nwords), protocol, "said")
+        loaded = load_kernel(kernel, 3, 256, range(nwords), protocol, Called("said"))
         return kernels.of_group(loaded, call, (segments, segments))
 
     found = own("ll16_one_shot", 10)
     assert found is not None
-    assert (found.grid, found.block, found.text) == (3, 256, "said")
+    assert (found.grid, found.block, found.called.words) == (3, 256, "said")
     assert list(found.args[:41]) == [*range(40), 1 << 20]
     assert len(found.args) == 40 + 4 * SEGMENT_ROOMS[0]
     assert found.kernel is not kernel

@@ -13,6 +13,7 @@ from blinkmpi.planning.planner import make_plan
 from blinkmpi.program.call import Call
 from blinkmpi.runtime.cuda.context import NS_PER_MIB, CudaContext
 from blinkmpi.topology import Topology, machine, modify
+from blinkmpi.transport.announcement import Called
 from tests.unit.runtime.test_cuda_new_counts import CountingGpu
 from tests.unit.topology.test_gather import on_ranks
 
@@ -57,7 +58,7 @@ def test_every_count_has_its_table_and_all_one_kernel(registered: bool) -> None:
     def work(context: CudaContext, gpu: CountingGpu) -> None:
         for turn, count in enumerate((5000, 5001, 5002)):
             for _ in range(2):
-                loaded = context.kernel(allreduce(count), f"{count}", registered)
+                loaded = context.kernel(allreduce(count), Called(f"{count}"), registered)
                 assert (loaded.protocol, loaded.table is not None) == ("slots", True)
                 assert 0 < loaded.grid <= 100
             assert (gpu.uploads, gpu.compiled) == (turn + 1, 1)
@@ -73,7 +74,7 @@ def test_a_small_gpu_takes_one_too(it: Algorithm) -> None:
     call = Call(it.collective, 4, (1000,), "float32", "sum" if it.collective == "allreduce" else "")  # type: ignore[arg-type]
 
     def work(context: CudaContext, gpu: CountingGpu) -> int:
-        return context.kernel(call, "", False).grid
+        return context.kernel(call, Called(""), False).grid
 
     grids = [with_gpus(work, [it], sms=sms)[0] for sms in (1, 3, 132)]
     assert grids[0] == 1
@@ -88,8 +89,8 @@ def test_long_vectors_of_many_channels_take_fewer_ctas_instead_of_failing() -> N
     def work(context: CudaContext, gpu: CountingGpu) -> tuple[int, int]:
         rule = context.rule(plan_slots)
         assert rule.scheme == "lang:one_step"
-        usual = context._load(plan_slots, rule, "usual")
-        large = context._load(plan_slots, replace(rule, chunk_bytes=1 << 20), "large")
+        usual = context._load(plan_slots, rule, Called("usual"))
+        large = context._load(plan_slots, replace(rule, chunk_bytes=1 << 20), Called("large"))
         search = context.chunk_search(plan_slots, registered=False)
         assert search is not None
         assert search.chunk == rule.chunk_bytes < 1 << 20, "it begins with the table's"
@@ -134,6 +135,6 @@ def test_channels_go_the_ways_of_the_machine() -> None:
 def test_an_emulated_machine_paces_an_algorithm() -> None:
     def work(context: CudaContext, gpu: CountingGpu) -> None:
         context._in_host_memory = lambda program, rule: ()  # type: ignore[method-assign]  # host memory needs a GPU
-        assert context.kernel(allreduce(1000, "bfloat16"), "", False).protocol == "slots"
+        assert context.kernel(allreduce(1000, "bfloat16"), Called(""), False).protocol == "slots"
 
     with_gpus(work, [library.ring(4)], DGX, emulated=True)
