@@ -22,9 +22,13 @@ def preloaded() -> Path:
     """The library for ``LD_PRELOAD``.
 
     Raises:
-        ArgumentError: if it cannot be compiled.
+        ArgumentError: if it cannot be compiled, or lies where no program can be told of it.
     """
-    return _compiled(COUNT, FLAGS)
+    path = _compiled(COUNT, FLAGS)
+    if any(mark in str(path) for mark in " :"):
+        raise ArgumentError(f"LD_PRELOAD cannot name {str(path)!r}: it ends names at blanks and colons; "
+                            "set BLINKMPI_CACHE_DIR to a folder without")  # fmt: skip
+    return path
 
 
 def opened_by_name() -> Path:

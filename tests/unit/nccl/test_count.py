@@ -180,6 +180,12 @@ def test_the_library_by_name_needs_nccl(monkeypatch: pytest.MonkeyPatch) -> None
         opened_by_name()
 
 
+def test_a_folder_that_ld_preload_cannot_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLINKMPI_CACHE_DIR", str(tmp_path / "a b"))
+    with pytest.raises(ArgumentError, match="ends names at blanks and colons; set BLINKMPI_CACHE_DIR"):
+        preloaded()
+
+
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(1000))
     with pytest.raises(ArgumentError, match="has no counts"):
