@@ -23,7 +23,7 @@ from tests.harness import ROOT
 from tests.mutants.records import Mutant
 
 LEFT_BEHIND = (
-    ".git", Path(sys.prefix).name, "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info",
+    ".git", ".venv*", Path(sys.prefix).name, "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info",
 )  # fmt: skip
 GRACE_S = 15.0  # that pytest takes to end its ranks when it is interrupted
 
