@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
-from blinkmpi.transport.host.forecast.rates import quartiles  # noqa: E402
+from blinkmpi.forecast.rates import quartiles  # noqa: E402
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather")
 WITHIN = 0.1  # of the measurement: what a prediction should be

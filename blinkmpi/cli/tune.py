@@ -113,9 +113,9 @@ def _time_steps(args: argparse.Namespace, comm: Any, names: Sequence[Collective]
         made: algorithms whose steps are timed, too.
     """
     from ..communicator import Communicator
+    from ..forecast.rates import file_of as steps_file
+    from ..forecast.rates import read as read_steps
     from ..measure.steps import time_steps
-    from ..transport.host.forecast.rates import file_of as steps_file
-    from ..transport.host.forecast.rates import read as read_steps
 
     context, sizes = comm.context, sizes_of(args, "1M", "64M", 2)
     if not context.forecasts:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError
+from ..forecast.rates import StepRates
 from ..runtime.inspection import call_of, measure_steps
-from ..transport.host.forecast.rates import StepRates
 from ..trees.tree import Collective
 
 

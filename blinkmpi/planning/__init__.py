@@ -6,7 +6,7 @@
 ``defaults``     the default rows of the table; ``memory_rows`` those of ranks that share a memory, ``slots`` the slots
 ``gpus``         the rows of GPUs, what their calls take, and which protocol carries which size
 ``tuned_table``  rows that ``blinkmpi tune`` has measured
-``explain``      says how a call runs, and why
+``explain``      says how a call runs, and why; ``predictor`` how long it takes
 ``chunk_search`` finds the chunk of long calls on GPUs while a job runs
 ``diff``         compares two plans
 ``subsets``      compares trees with rings on every part of a machine

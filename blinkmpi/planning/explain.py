@@ -6,16 +6,17 @@ nothing.
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import ClassVar, Literal, NamedTuple
+from functools import cache, partial
+from typing import ClassVar
 
 import msgspec
 
 from ..errors import PlanError
 from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import BLOCKED, Call
-from ..program.cost_model import Price, price
+from ..program.cost_model import Price
 from ..program.lower import slot_width
 from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
@@ -23,13 +24,13 @@ from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
 from .defaults import rule_of
 from .plan import ONE_SHOTS, PACKETS, PassedOver, Plan, Rule
+from .predictor import Basis, ByLinks, Predictor
 from .selection import choose, program_for
 from .slots import LINK_SLOTS
 
 FORMAT_VERSION = 2
 WIDTH = 100
 _LABEL = 12
-Basis = Literal["links", "steps", "kernels"]  # rates of links or copies; timed steps of CPU ranks; kernels of GPUs
 BUSIEST = "the cores, by what steps of these kinds took here (blinkmpi tune)"  # of a prediction by steps
 ELSE = {"steps": "by the rate of copies", "kernels": "by a simulation at the rates of the links"}
 BY_NVLS = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")  # where a switch reduces or multicasts
@@ -43,13 +44,6 @@ ON_GPUS = {  # protocols of GPUs besides slots
     "direct": "a segment's owner loads it from all that have it, reduces, stores it to all that need it",
     "rs_ag": "a reduce-scatter through slots, then each block's owner stores it to all",
 }
-
-
-class Forecast(NamedTuple):
-    """What predicts in place of the simulator: seconds of the call by a rule, if they are known."""
-
-    seconds: Callable[[Rule], float | None]
-    basis: Basis
 
 
 class PricedScheme(Value, frozen=True):
@@ -170,18 +164,19 @@ class Explanation(Document, frozen=True):
 
 def explanation(
     plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = (),
-    forecast: Forecast | None = None,
+    predictor: Predictor | None = None,
 ) -> Explanation:  # fmt: skip
     """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it.
 
     Args:
         rule: the row of the table that is taken, if not the one of the call's size.
         live: lines about the running job: which executor, which transport.
-        forecast: predicts, where it can, in place of the simulator.
+        predictor: predicts, where it can, in place of the simulator.
     """
     rule = rule or choose(plan, call)
+    links = ByLinks(plan, topology, cache(partial(program_for, plan)))
     priced = {
-        scheme: _priced(plan, topology, call, _rule_for(plan, topology, call, rule, scheme), forecast)
+        scheme: _priced(links, call, _rule_for(plan, topology, call, rule, scheme), predictor)
         for scheme in (*plan.schemes(call.collective, call.root), *plan.written(call.collective, call.root))
     }
     chosen = priced.pop(rule.scheme, None)
@@ -215,53 +210,49 @@ def _rule_for(plan: Plan, topology: Topology, call: Call, chosen: Rule, scheme: 
     return msgspec.structs.replace(row, scheme=scheme, protocol=protocol)
 
 
-def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule, forecast: Forecast | None) -> PricedScheme:
-    made = plan.algorithm(call.collective, call.root, rule.scheme)
-    if made is not None:
-        return _priced_algorithm(made, topology, call, rule, forecast)
-    packing = plan.packing(call.collective, call.root, rule.scheme)
-    if rule.protocol in ONE_SHOTS and not packing.multicast:
-        return _unpriced(packing, rule)
-    program = program_for(plan, call, rule)
-    cost = price(program, packing, topology)
-    seconds = forecast.seconds(rule) if forecast else None
-    basis: Basis = forecast.basis if forecast and seconds else "links"
+def _priced(links: ByLinks, call: Call, rule: Rule, predictor: Predictor | None) -> PricedScheme:
+    """A scheme with its prediction: by the predictor if it can, else by links, which say how long each works, too."""
+    cost = links.price(call, rule)
+    if cost is None:
+        return _unpriced(rule)
+    seconds = predictor.seconds(call, rule) if predictor else None
+    basis: Basis = predictor.basis if predictor and seconds else "links"
     if seconds:
         cost = Price(seconds, call.nbytes / seconds / 1e9, cost.busy)
-    busiest = BUSIEST if basis == "steps" else _busiest(cost, topology)
-    return PricedScheme(
-        scheme=packing.scheme, links=packing.links, trees=len(packing.trees), depth=packing.depth,
-        rate_gbps=float(packing.rate / 1000), bound_gbps=float(packing.bound / 1000), optimal=packing.optimal,
-        chunk_bytes=program.chunk * slot_width(call, program.channels), slots=program.depth, protocol=rule.protocol,
-        seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=busiest,
-        reason=packing.reason, shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
-        basis=basis, bound_of=what_bounds(packing, topology),
+    made = links.plan.algorithm(call.collective, call.root, rule.scheme)
+    found = _algorithm(made, rule) if made is not None else _packing(links, call, rule)
+    return msgspec.structs.replace(
+        found, seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, basis=basis,
+        busiest=BUSIEST if basis == "steps" else _busiest(cost, links.topology),
     )  # fmt: skip
 
 
-def _unpriced(packing: Packing, rule: Rule) -> PricedScheme:
-    """One shot between nodes: messages of MPI from node to node, which follow no links of the packing."""
+def _packing(links: ByLinks, call: Call, rule: Rule) -> PricedScheme:
+    """A scheme of trees, without its prediction."""
+    packing, program = links.plan.packing(call.collective, call.root, rule.scheme), links.program(call, rule)
+    return msgspec.structs.replace(
+        _unpriced(rule), scheme=packing.scheme, links=packing.links, trees=len(packing.trees), depth=packing.depth,
+        rate_gbps=float(packing.rate / 1000), bound_gbps=float(packing.bound / 1000), optimal=packing.optimal,
+        chunk_bytes=program.chunk * slot_width(call, program.channels), slots=program.depth, reason=packing.reason,
+        shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
+        bound_of=what_bounds(packing, links.topology),
+    )  # fmt: skip
+
+
+def _algorithm(made: Algorithm, rule: Rule) -> PricedScheme:
+    """A scheme that is an algorithm of a user's, without its prediction."""
+    return msgspec.structs.replace(
+        _unpriced(rule), chunk_bytes=rule.chunk_bytes, slots=rule.depth, written=made.summary(),
+        certificate="none is worked out for what users write",
+    )  # fmt: skip
+
+
+def _unpriced(rule: Rule) -> PricedScheme:
+    """A scheme of which nothing is known, such as one shot between nodes: messages of MPI, which follow no links."""
     return PricedScheme(
-        scheme=packing.scheme, links="", trees=0, depth=0, rate_gbps=0.0, bound_gbps=0.0, optimal=False,
+        scheme=rule.scheme, links="", trees=0, depth=0, rate_gbps=0.0, bound_gbps=0.0, optimal=False,
         chunk_bytes=0, slots=0, protocol=rule.protocol, seconds=0.0, algbw=0.0, busbw=0.0, busiest="none", reason="",
         shares=(), certificate="",
-    )  # fmt: skip
-
-
-def _priced_algorithm(
-    made: Algorithm, topology: Topology, call: Call, rule: Rule, forecast: Forecast | None
-) -> PricedScheme:
-    cost = made.price(call, topology, chunk_bytes=rule.chunk_bytes, depth=rule.depth)
-    seconds = forecast.seconds(rule) if forecast else None
-    basis: Basis = forecast.basis if forecast and seconds else "links"
-    if seconds:
-        cost = Price(seconds, call.nbytes / seconds / 1e9, cost.busy)
-    return PricedScheme(
-        scheme=made.scheme, links="", trees=0, depth=0, rate_gbps=0.0, bound_gbps=0.0, optimal=False,
-        chunk_bytes=rule.chunk_bytes, slots=rule.depth, seconds=cost.seconds, algbw=cost.algbw,
-        busbw=cost.algbw * call.bus_factor, busiest=BUSIEST if basis == "steps" else _busiest(cost, topology),
-        reason="", shares=(), certificate="none is worked out for what users write", written=made.summary(),
-        basis=basis,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """What a communicator says about itself: how a call will run, why, and how fast. No call is made here.
 
-What follows from machine and plan alone is said by ``planning.explain`` and ``program.cost_model``, which need no MPI;
+What follows from machine and plan alone is said by ``planning.explain`` and ``planning.predictor``, which need no MPI;
 here stands what only the live job can add.
 """
 
@@ -8,27 +8,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec.structs import replace
-
+from ..forecast.calibrate import Trial, measured
+from ..forecast.rates import StepRates
+from ..forecast.simulate import BySteps
+from ..forecast.steps import host_steps
 from ..planning.algorithms import chunk_of_algorithm
 from ..planning.beside_mpi import slower
-from ..planning.explain import Explanation, Forecast, plan_line
+from ..planning.explain import Explanation, plan_line
 from ..planning.explain import explanation as explain_plan
-from ..planning.gpus import kernel_times
-from ..planning.plan import ONE_SHOTS, Plan, Rule, chunk_for
-from ..planning.selection import kernel_call
+from ..planning.gpus.kernel_times import ByKernels
+from ..planning.plan import Plan, Rule, chunk_for
+from ..planning.predictor import ByLinks, Predictor
 from ..program.call import Call, call_of_bytes, collective_named
-from ..program.cost_model import price
-from ..program.ir import Program
 from ..topology.model import Topology
 from ..transport.counters import counts_in
-from ..transport.host.forecast.calibrate import Trial, measured
-from ..transport.host.forecast.rates import StepRates
-from ..transport.host.forecast.simulate import forecast
-from ..transport.host.forecast.steps import host_steps
 from ..transport.host.host_program import past_caches
 from ..transport.stats import Stats, stats_of
-from ..trees.tree import Packing
 from ..util.numbers import rank_of, size_of
 from ..util.text import size_text
 from .agreeing import takes_blocks
@@ -73,7 +68,8 @@ def explanation(context: Outlook, call: Call) -> Explanation:
     like_measured = not context.gpus and not context.emulated and context.host.native
     if like_measured and (why := slower(call, len(set(context.nodes)))):
         live.append(why)
-    return explain_plan(plan, main.machine, call, rule=rule, live=live, forecast=_forecast_of(context, call, plan))
+    predictor = _predictor(context, plan=plan, rates=context.step_rates)
+    return explain_plan(plan, main.machine, call, rule=rule, live=live, predictor=predictor)
 
 
 def blocks_line(context: Outlook, call: Call) -> str:
@@ -115,24 +111,26 @@ def rests_on(context: Outlook, rates: StepRates | None = None) -> str:
     return "a simulation at the rates of the machine's links"
 
 
-def _forecast_of(context: Outlook, call: Call, plan: Plan) -> Forecast | None:
-    """What predicts here in place of the simulator."""
-    gpus, rates = context.gpus, context.step_rates
+def _predictor(
+    context: Outlook, *, plan: Plan, rates: StepRates | None, in_place: bool = False, graph: bool = True
+) -> Predictor | None:
+    """What predicts here in place of the simulator.
+
+    Args:
+        plan: that has the call.
+        rates: what steps cost on these CPU ranks.
+    """
+    gpus = context.gpus
     if gpus and gpus.forecasts:
-
-        def by_kernels(rule: Rule) -> float | None:
-            if plan.algorithm(call.collective, call.root, rule.scheme) is not None:
-                return None
-            return kernel_times.seconds(call, rule, *_kernels(context, call, rule, plan), gpus.machine, gpus.costs)
-
-        return Forecast(by_kernels, "kernels")
+        about, machine, costs = gpus.planned.about, gpus.machine, gpus.costs
+        return ByKernels(about, gpus.program, machine, costs, in_place, graph)
     if rates is None:
         return None
-
-    def by_steps(rule: Rule) -> float | None:
-        return _forecast(context, call, rule, plan, rates, in_place=False)
-
-    return Forecast(by_steps, "steps")
+    return BySteps(
+        rates,
+        lambda call, rule: host_steps(context.host, context.program(call, rule, plan), rule.protocol),
+        in_place,
+    )
 
 
 def plan_text(context: Outlook, collective: str, root: int) -> str:
@@ -202,38 +200,16 @@ def predict(
     else:
         rule = context.rule(call, blocking=False, plan=plan)
     rates = rates or context.step_rates
-    if rates is not None:
-        seconds = _forecast(context, call, rule, plan, rates, in_place=in_place)
-        if seconds is not None or in_place not in places(call):
-            bound = _bound(call, rule, plan, main.machine, rates)
-            if bound and in_place and call.collective == "allgather":  # a rank's own block lies where it belongs
-                bound *= (call.n - 1) / call.n
-            return (seconds if in_place in places(call) else None), bound
-    if (made := plan.algorithm(call.collective, call.root, rule.scheme)) is not None:
-        return made.price(call, main.machine, chunk_bytes=rule.chunk_bytes, depth=rule.depth).seconds, None
-    packing = plan.packing(call.collective, call.root, rule.scheme)
-    if rule.protocol in ONE_SHOTS and not packing.multicast:
-        return None, None  # messages of MPI from node to node, which follow no links of the packing
-    bound = _bound(call, rule, plan, main.machine, None)
-    if gpus and gpus.forecasts:
-        facts = call, rule, *_kernels(context, call, rule, plan), gpus.machine, gpus.costs
-        return kernel_times.seconds(*facts, in_place=in_place, graph=graph), bound
-    return price(main.program(call, rule, plan), packing, main.machine).seconds, bound
-
-
-def _kernels(context: Outlook, call: Call, rule: Rule, plan: Plan) -> tuple[Program, Packing]:
-    """The program and the packing by which what the kernels of a call take is predicted."""
-    shown = kernel_call(call, rule)
-    if shown is not call:
-        plan, rule = context.main.planned.about(shown.collective, shown.root), replace(rule, protocol="slots")
-    return context.main.program(shown, rule, plan), plan.packing(shown.collective, shown.root, rule.scheme)
-
-
-def _forecast(
-    context: Outlook, call: Call, rule: Rule, plan: Plan, rates: StepRates, *, in_place: bool
-) -> float | None:
-    steps = host_steps(context.host, context.program(call, rule, plan), rule.protocol)
-    return forecast(steps, rates, in_place=in_place)
+    predictor = _predictor(context, plan=plan, rates=rates, in_place=in_place, graph=graph)
+    seconds = predictor.seconds(call, rule) if predictor else None
+    if rates is not None and (seconds is not None or in_place not in places(call)):
+        bound = _bound(call, rule, plan, main.machine, rates)
+        if bound and in_place and call.collective == "allgather":  # a rank's own block lies where it belongs
+            bound *= (call.n - 1) / call.n
+        return (seconds if in_place in places(call) else None), bound
+    if seconds is None:
+        seconds = ByLinks(plan, main.machine, lambda call, rule: main.program(call, rule, plan)).seconds(call, rule)
+    return seconds, None if seconds is None else _bound(call, rule, plan, main.machine, None)
 
 
 def _bound(call: Call, rule: Rule, plan: Plan, machine: Topology, rates: StepRates | None) -> float | None:

@@ -32,7 +32,7 @@ from .children import Child
 from .ranks.interface import INSTEAD
 
 if TYPE_CHECKING:
-    from ..transport.host.forecast.rates import StepRates
+    from ..forecast.rates import StepRates
     from .cuda.context import CudaContext
 
 FEW_CHANNELS = 64  # of a program that is kept for other communicators of the same ranks
@@ -80,7 +80,7 @@ class Outlook:
         """What steps cost on these CPU ranks, if ``blinkmpi tune`` kept it. What cannot be read is said once."""
         if not self.forecasts:
             return None
-        from ..transport.host.forecast.rates import file_of, hardware_of, read
+        from ..forecast.rates import file_of, hardware_of, read
 
         hardware = hardware_of(self.n, self.host.executor_reason)
         try:

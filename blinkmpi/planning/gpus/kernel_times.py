@@ -5,9 +5,10 @@ busiest link. Pure: the parameters are defaults, or follow from what ``blinkmpi 
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,7 +21,9 @@ from ...topology.measured import FAST, Measured, links_between
 from ...topology.model import Topology
 from ...trees.tree import Packing
 from ...util.codec import Value
-from ..plan import PACKETS, ProtocolName, Rule
+from ..plan import PACKETS, Plan, ProtocolName, Rule
+from ..predictor import Basis
+from ..selection import kernel_call
 
 CODEC_BYTES = {"ll16": 2.0, "ll128": 8 / 7}  # that cross a link for each byte of data
 EXCHANGES = {
@@ -124,6 +127,38 @@ def seconds(
     if in_place and call.collective == "reduce_scatter":  # the result moves to the front
         time += call.nbytes / call.n / costs.copy_bytes_s
     return time
+
+
+@dataclass(frozen=True)
+class ByKernels:
+    """A :class:`~..predictor.Predictor`: by what kernels cost on the GPUs of a node.
+
+    Args:
+        plan_of: the plan that has a collective and root.
+        program: makes the program of a call by a row of a plan.
+        in_place, graph: what the calls are; see :func:`seconds`.
+    """
+
+    plan_of: Callable[[str, int], Plan]
+    program: Callable[[Call, Rule, Plan], Program]
+    topology: Topology
+    costs: KernelCosts = H200
+    in_place: bool = False
+    graph: bool = True
+    basis: ClassVar[Basis] = "kernels"
+
+    def seconds(self, call: Call, rule: Rule) -> float | None:
+        """Seconds of a call; None for an algorithm of a user's."""
+        plan = self.plan_of(call.collective, call.root)
+        if plan.algorithm(call.collective, call.root, rule.scheme) is not None:
+            return None
+        shown, of_shown = kernel_call(call, rule), rule
+        if shown is not call:
+            plan, of_shown = self.plan_of(shown.collective, shown.root), replace(rule, protocol="slots")
+        program = self.program(shown, of_shown, plan)
+        packing = plan.packing(shown.collective, shown.root, rule.scheme)
+        costs, in_place, graph = self.costs, self.in_place, self.graph
+        return seconds(call, rule, program, packing, self.topology, costs, in_place=in_place, graph=graph)
 
 
 def _of_operands(program: Program) -> Program:

@@ -23,6 +23,5 @@
 ``pending_calls``    non-blocking calls, which C begins and moves on (``pending_calls.h``)
 ``mpi_functions``    the addresses of MPI's functions, for C
 ``compiling``        has a library that takes long compiled by another process
-``forecast/``        how long a call will take, from what its steps cost
 ``capabilities``     whether all ranks have the C executor, and may read one another's memory
 """

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from blinkmpi.errors import SettingsError
+from blinkmpi.forecast import rates
 from blinkmpi.planning import tuned_table
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.topology import machine
 from blinkmpi.topology.gpu import unknown_gpu
 from blinkmpi.topology.measured import file_of, kept
 from blinkmpi.transport.host import native
-from blinkmpi.transport.host.forecast import rates
 from blinkmpi.util.cache_folder import cache_dir, keep, library, read_kept, why_not_trusted
 from tests.unit.fuzz.mutators import promised
 

@@ -21,6 +21,8 @@ from blinkmpi.bench.sweep import file as sweep_file
 from blinkmpi.bench.sweep import results
 from blinkmpi.bench.sweep.file import Resources, Sweep, expand
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError, PlanError, SettingsError, TopologyError
+from blinkmpi.forecast.rates import Hardware, StepCost, StepRates
+from blinkmpi.forecast.rates import read as read_steps
 from blinkmpi.lang import Algorithm, library
 from blinkmpi.lang.algorithms import read_algorithm
 from blinkmpi.lang.xml.check import judge
@@ -41,8 +43,6 @@ from blinkmpi.program.ir import Program
 from blinkmpi.runtime.bootstrap import read_plan
 from blinkmpi.topology import Topology, load, machine
 from blinkmpi.topology.measured import Measured, with_measured
-from blinkmpi.transport.host.forecast.rates import Hardware, StepCost, StepRates
-from blinkmpi.transport.host.forecast.rates import read as read_steps
 from blinkmpi.util.files import read_file, read_json
 from tests.harness import ROOT
 from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json

@@ -7,14 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.errors import FormatError, SettingsError
+from blinkmpi.forecast import rates as step_rates
+from blinkmpi.forecast import simulate
+from blinkmpi.forecast.rates import Hardware, StepCost, StepRates, file_of, hardware_of, quartiles, read
+from blinkmpi.forecast.steps import SHARED_BYTES, HostSteps
+from blinkmpi.planning.plan import Rule
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.selection import program_for
 from blinkmpi.runtime.context import Context
 from blinkmpi.topology import machine
-from blinkmpi.transport.host.forecast import rates as step_rates
-from blinkmpi.transport.host.forecast import simulate
-from blinkmpi.transport.host.forecast.rates import Hardware, StepCost, StepRates, file_of, hardware_of, quartiles, read
-from blinkmpi.transport.host.forecast.steps import SHARED_BYTES, HostSteps
 from blinkmpi.transport.host.single_copy import exported_channels, in_long_chunks
 from tests.unit.trees.packings import even_call
 
@@ -98,9 +99,10 @@ def test_kinds_say_what_a_step_does() -> None:
 def test_a_forecast_needs_the_cost_of_every_kind() -> None:
     steps = steps_of("allgather", 2, cma=True)
     own, other = cost("own > result", 50.0), cost("cma > result", 150.0)
-    found = simulate.forecast(steps, kept(own, other), in_place=False)
-    assert found == pytest.approx((2.0 + 4 * 50 + 4 * 150) * 1e-6)
-    assert simulate.forecast(steps, kept(own), in_place=False) is None
+    rule = Rule("allgather", 0, "direct")
+    known, unknown = (simulate.BySteps(some, lambda *_: steps) for some in (kept(own, other), kept(own)))
+    assert known.seconds(steps.program.call, rule) == pytest.approx((2.0 + 4 * 50 + 4 * 150) * 1e-6)
+    assert unknown.seconds(steps.program.call, rule) is None
 
 
 # ---------------------------------------------------------------- costs

@@ -10,8 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from ....program.ir import Stage
+from ..planning.plan import Rule
+from ..planning.predictor import Basis
+from ..program.call import Call
+from ..program.ir import Stage
 from .rates import StepRates
 from .steps import HostSteps
 
@@ -32,15 +36,29 @@ class _Row:
     done: int = 0
 
 
-def forecast(steps: HostSteps, rates: StepRates, *, in_place: bool) -> float | None:
-    """Seconds of a call, by what its steps cost; None if a kind of them was never measured."""
-    call, found = steps.program.call, {}
-    for kind in {steps.kind(stage) for rank in range(call.n) for stage, waits in steps.rows(rank) if not waits}:
-        us = rates.cost(call.collective, call.nbytes, kind, in_place=in_place)
-        if us is None:
-            return None
-        found[kind] = us
-    return seconds(steps, found.__getitem__, cores=rates.hardware.cores, meeting_us=rates.meeting_us)
+@dataclass(frozen=True)
+class BySteps:
+    """A :class:`~..planning.predictor.Predictor`: by what each step of a call costs here.
+
+    Args:
+        steps: the steps of a call that goes by a row of the selection table.
+        in_place: whether the calls are in place.
+    """
+
+    rates: StepRates
+    steps: Callable[[Call, Rule], HostSteps]
+    in_place: bool = False
+    basis: ClassVar[Basis] = "steps"
+
+    def seconds(self, call: Call, rule: Rule) -> float | None:
+        """Seconds of a call; None if a kind of its steps was never measured."""
+        steps, rates, found = self.steps(call, rule), self.rates, {}
+        for kind in {steps.kind(stage) for rank in range(call.n) for stage, waits in steps.rows(rank) if not waits}:
+            us = rates.cost(call.collective, call.nbytes, kind, in_place=self.in_place)
+            if us is None:
+                return None
+            found[kind] = us
+        return seconds(steps, found.__getitem__, cores=rates.hardware.cores, meeting_us=rates.meeting_us)
 
 
 def seconds(steps: HostSteps, cost: Callable[[str], float], *, cores: int, meeting_us: float) -> float:

@@ -19,16 +19,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....program.call import Call
-from ....program.ir import Program, Stage
-from ....program.memory import address
-from ....program.reduction import dtype_of
-from ....util.together import allgather
-from ...network.bounded import Bounded
-from .. import native
-from ..host_program import HostProgram, resolve
-from ..native_rows import rows_of
-from ..transport import HostTransport
+from ..program.call import Call
+from ..program.ir import Program, Stage
+from ..program.memory import address
+from ..program.reduction import dtype_of
+from ..transport.host import native
+from ..transport.host.host_program import HostProgram, resolve
+from ..transport.host.native_rows import rows_of
+from ..transport.host.transport import HostTransport
+from ..transport.network.bounded import Bounded
+from ..util.together import allgather
 from .rates import StepCost, StepRates, hardware_of, quartiles
 from .steps import TWO_THREADS, HostSteps, host_steps
 

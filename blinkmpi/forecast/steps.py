@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ....program.ir import Program, Stage
-from ....program.reduction import dtype_of
-from ..host_program import past_caches, resolve
-from ..native_rows import row_order
-from ..outlook import HostOutlook
-from ..single_copy import ExportedChunks
+from ..program.ir import Program, Stage
+from ..program.reduction import dtype_of
+from ..transport.host.host_program import past_caches, resolve
+from ..transport.host.native_rows import row_order
+from ..transport.host.outlook import HostOutlook
+from ..transport.host.single_copy import ExportedChunks
 
 SHARED_BYTES = 3 << 19  # as in single_copy.h: chunks from here on are read by two threads, where there is a second one
 TWO_THREADS = ", two threads"

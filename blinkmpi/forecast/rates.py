@@ -17,10 +17,10 @@ from typing import ClassVar
 
 import msgspec
 
-from ....errors import FormatError, SettingsError
-from ....util.cache_folder import read_kept
-from ....util.codec import Document, Value
-from ....util.text import brief
+from ..errors import FormatError, SettingsError
+from ..util.cache_folder import read_kept
+from ..util.codec import Document, Value
+from ..util.text import brief
 
 FORMAT_VERSION = 1
 MOST_US, MOST_BYTES, MOST_RANKS = 1e12, 1 << 50, 1 << 20  # more is no measurement
