@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ArgumentError, NoPackingError
+from ..errors import ArgumentError
 from ..planning.explain import share_text, shares
+from ..planning.plan import Plan
 from ..planning.planner import make_plan
 from ..planning.slots import Gpus
 from ..program.call import collective_named
@@ -18,7 +19,7 @@ from ..topology.model import Topology
 from ..trees.blink.pareto import pareto
 from ..trees.packing import extra_methods, pack
 from ..trees.problem import MethodOptions
-from ..trees.tree import COLLECTIVES, Packing
+from ..trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 from ..util.codec import plain
 from ..util.settings import read
 from ..util.text import parse_size
@@ -31,7 +32,7 @@ from .output import show, write
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
 
-Found = list[tuple[Packing, float]]  # with the seconds that planning took
+Found = list[tuple[Packing, float]]  # with the seconds that making their plan took
 
 
 class KnobFlag(NamedTuple):
@@ -87,6 +88,8 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
     for flag in ("pareto", "plot", "lang"):
         if getattr(args, flag) and not args.collective:
             raise ArgumentError(f"--{flag} is for one collective; add --collective")
+    if not 0 <= args.root < topology.n:
+        raise ArgumentError(f"root {args.root}: {topology.name} has ranks 0..{topology.n - 1}; choose one of these")
     if args.trees:
         raise ArgumentError("--trees is for --diff A B; leave it out, a plan of one --collective shows its trees")
     if args.lang and (args.pareto or args.json):
@@ -96,12 +99,21 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
         from ..util.figure import check_target
 
         check_target(args.plot)
+    wanted = [collective_named(args.collective)] if args.collective else [c for c in COLLECTIVES if c != "barrier"]
+    found: Found = []
+    left_out: dict[str, str] = {}
     if args.output:
-        write(args.output, make_plan(topology, mpi=mpi, gpus=gpus, seconds=read().plan_s).to_json())
+        start = time.perf_counter()
+        whole = make_plan(topology, mpi=mpi, gpus=gpus, seconds=read().plan_s)
+        seconds = time.perf_counter() - start
+        write(args.output, whole.to_json())
         if args.collective is None and not args.json:
             return 0
-    wanted = [collective_named(args.collective)] if args.collective else [c for c in COLLECTIVES if c != "barrier"]
-    found, left_out = _planned(topology, wanted, args.root, method, options)
+        found = [(_best(whole, collective, args.root), seconds) for collective in wanted]
+    if method != "auto":
+        found, left_out = _by_method(topology, wanted, args.root, method, options)
+    elif not args.output:
+        found = _planned(topology, wanted, args.root, mpi, gpus)
     front = _front(topology, found[0][0], args.root) if args.pareto else ()
     if args.plot:
         from ..plot.trees import draw_packing
@@ -145,10 +157,28 @@ def _method(args: argparse.Namespace) -> tuple[str, MethodOptions]:
     return method, MethodOptions(**values).check()
 
 
-def _planned(
-    topology: Topology, wanted: Sequence[str], root: int, method: str, options: MethodOptions
+def _planned(topology: Topology, wanted: Sequence[Collective], root: int, mpi: bool, gpus: Gpus) -> Found:
+    """The best packing of each collective in a plan as a job makes it, which plans for one collective and root."""
+    found: Found = []
+    for collective in wanted:
+        start, seconds = time.perf_counter(), read().plan_s
+        made = make_plan(topology, mpi=mpi, gpus=gpus, collectives=[collective], roots=[root], seconds=seconds)
+        found.append((_best(made, collective, root), time.perf_counter() - start))
+    return found
+
+
+def _best(plan: Plan, collective: Collective, root: int) -> Packing:
+    """The packing that the planner prefers among those of a plan, which stands first."""
+    root = root if collective in ROOTED else -1
+    return plan.packing(collective, root, plan.schemes(collective, root)[0])
+
+
+def _by_method(
+    topology: Topology, wanted: Sequence[Collective], root: int, method: str, options: MethodOptions
 ) -> tuple[Found, dict[str, str]]:
-    """The packings; of several collectives those that the method cannot plan are left out, with the reason."""
+    """The packings of a method that was asked for; of several collectives those that it cannot plan are left out, with
+    the reason.
+    """
     found: Found = []
     left_out: dict[str, str] = {}
     for collective in wanted:
@@ -156,7 +186,7 @@ def _planned(
         try:
             packing = pack(topology, collective, root=root, method=method, options=options, seconds=read().plan_s)
         except ArgumentError as error:
-            if len(wanted) == 1 or (method == "auto" and not isinstance(error, NoPackingError)):
+            if len(wanted) == 1:
                 raise
             left_out[collective] = str(error)
         else:
@@ -200,7 +230,8 @@ def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
     return {
         "collective": p.collective, "root": p.root, "ranks": p.n, "scheme": p.scheme,
         "method": p.reason.partition(": ")[0], "reason": p.reason, "links": p.links, "depth": p.depth,
-        "rate_gbps": float(p.rate / 1000), "bound_gbps": float(p.bound / 1000), "of_bound": str(p.rate / p.bound),
+        "rate_gbps": float(p.rate / 1000), "bound_gbps": float(p.bound / 1000),
+        "of_bound": str(p.rate / p.bound) if p.bound else "1",  # 0 where none is worked out
         "optimal": p.optimal, **({} if seconds is None else {"seconds": seconds}),
         "certificate": plain(p.certificate), "trees": trees,
     }  # fmt: skip

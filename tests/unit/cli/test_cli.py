@@ -17,6 +17,7 @@ from blinkmpi.cli import main as cli
 from blinkmpi.cli import simulate
 from blinkmpi.errors import PlanError
 from blinkmpi.planning.plan import Plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.program.interpreter import run
 from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
@@ -187,6 +188,29 @@ def test_plan_writes_a_whole_plan_that_fits_its_machine_and_no_other(blink: Any,
     plan.check(modify(machine("dgx-1v"), gpus="1,4,5,6"))
     with pytest.raises(PlanError, match="does not fit"):
         plan.check(machine("dgx-1v"))
+
+
+@pytest.mark.parametrize("flags", ["--collective broadcast --root 3", "--collective allreduce"])
+def test_what_is_shown_is_the_first_packing_of_the_plan(blink: Any, tmp_path: Path, flags: str) -> None:
+    """Of a job's plan for one collective and root, and with -o of the plan in the file."""
+    file = tmp_path / "plan.json"
+    name, root = flags.split()[1], 3 if "root" in flags else -1
+    for plan, found in (
+        (make_plan(machine("dgx-1v"), collectives=[name], roots=[max(root, 0)]), report(blink, f"dgx-1v {flags}")),
+        (None, report(blink, f"dgx-1v {flags} -o {file}")),
+    ):
+        plan = plan or Plan.from_json(file.read_text())
+        packing = plan.packing(name, root, plan.schemes(name, root)[0])
+        assert (found["scheme"], found["root"]) == (packing.scheme, root)
+        assert [tree["edges"] for tree in found["trees"]] == [[[e.src, e.dst] for e in t.edges] for t in packing.trees]
+
+
+@pytest.mark.slow
+def test_an_alltoall_of_many_ranks_is_shown_along_the_scatters(blink: Any) -> None:
+    """No trees of its own are packed for it; the plan of a job has those of the scatters."""
+    found = report(blink, "cpu:130 --collective alltoall")
+    assert (found["rate_gbps"], found["of_bound"], len(found["trees"])) == (0, "1", 130 * 129)
+    assert "along the trees of the scatters" in found["certificate"]["text"]
 
 
 def test_topo_prints_and_writes_and_reads_back(blink: Any, tmp_path: Path) -> None:
