@@ -98,7 +98,7 @@ setup(
         "blinkmpi": ["py.typed"],
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
         "blinkmpi.nccl": ["*.c"],
-        "blinkmpi.planning": ["beside_mpi.json"],
+        "blinkmpi.planning": ["beside_mpi.json", "tables/*.json"],
         "blinkmpi.torch": ["*.cpp"],
         "blinkmpi.transport.host": ["*.c", "*.h"],
         "blinkmpi.transport.cuda.memory": ["*.c"],

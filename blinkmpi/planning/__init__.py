@@ -5,7 +5,7 @@
 ``selection``    decides scheme and protocol of a call (``choose``), and makes its program
 ``defaults``     the default rows of the table; ``memory_rows`` those of ranks that share a memory, ``slots`` the slots
 ``gpus``         the rows of GPUs, what their calls take, and which protocol carries which size
-``tuned_table``  rows that ``blinkmpi tune`` has measured
+``tuned_table``  rows that ``blinkmpi tune`` has measured; ``default_tables`` files of rows that are shipped
 ``explain``      says how a call runs, and why; ``predictor`` how long it takes
 ``chunk_search`` finds the chunk of long calls on GPUs while a job runs
 ``diff``         compares two plans

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import SettingsError
 from ..lang.algorithms import Algorithm
@@ -20,10 +21,11 @@ from ..topology.model import Topology
 from ..util.cache_folder import read_kept
 from ..util.codec import Document
 from ..util.text import brief
-from .gpus.one_hop import with_few_ctas
-from .plan import Plan, Rule
+from .plan import PACKETS, Plan, Rule
+from .slots import FEW_CTAS
 
 FORMAT_VERSION = 2
+LONG_BY_FEW = ("allreduce", "reduce_scatter")  # for which slots need many CTAs
 
 
 class TunedTable(Document, frozen=True):
@@ -43,6 +45,12 @@ class TunedTable(Document, frozen=True):
     kernels: str = ""
     algorithms: tuple[Algorithm, ...] = ()
 
+    def to_json(self) -> str:
+        """The portable file; each row is a line."""
+        body = replace(self, rules=())
+        rows = ",\n".join(f"  {msgspec.json.format(msgspec.json.encode(row), indent=0).decode()}" for row in self.rules)
+        return super(TunedTable, body).to_json().replace('"rules": []', f'"rules": [\n{rows}\n ]', 1)
+
     def joined(self, newer: Sequence[Rule], algorithms: Sequence[Algorithm] = ()) -> TunedTable:
         """With other rows for the collectives that ``newer`` names, and of the algorithms those that rows name."""
         names = {r.collective for r in newer}
@@ -50,7 +58,7 @@ class TunedTable(Document, frozen=True):
         named = {(r.collective, r.scheme) for r in rules}
         known = [*algorithms, *(a for a in self.algorithms if a.collective not in names)]
         kept = tuple(dict.fromkeys(a for a in known if (a.collective, a.scheme) in named))
-        return msgspec.structs.replace(self, rules=rules, algorithms=kept)
+        return replace(self, rules=rules, algorithms=kept)
 
 
 def file_of(folder: Path, gpu: str, machine: Topology) -> Path:
@@ -90,4 +98,29 @@ def taken(plan: Plan, table: TunedTable, machine: Topology, max_ctas: int = 0) -
     rules += with_few_ctas([r for r in table.rules if r.collective in planned], max_ctas)
     written = [a for a in table.algorithms if a.collective in planned and a.n == plan.n]
     algorithms = tuple(dict.fromkeys((*plan.algorithms, *written)))
-    return msgspec.structs.replace(plan, rules=tuple(rules), algorithms=algorithms).check(machine)
+    return replace(plan, rules=tuple(rules), algorithms=algorithms).check(machine)
+
+
+def with_few_ctas(rules: Sequence[Rule], max_ctas: int) -> list[Rule]:
+    """The rows for kernels of at most ``max_ctas``: between registered buffers those by ``direct`` have no more.
+
+    With fewer than :data:`FEW_CTAS` they also carry long AllReduces and ReduceScatters, for which slots need many.
+    """
+    if not 0 < max_ctas < FEW_CTAS:
+        return [*rules]
+    kept: list[Rule] = []
+    before: dict[tuple[str, int, bool], Rule] = {}  # the row for shorter vectors, of a collective, root and type
+    for row in sorted(rules, key=lambda row: row.min_bytes):
+        kind = row.collective, row.root, row.widened
+        last = before.get(kind) if row.registered else None
+        direct = last is not None and last.protocol == "direct"
+        if row.registered and row.protocol == "direct":
+            row = replace(row, ctas=min(row.ctas or max_ctas, max_ctas))
+            if last is not None and replace(last, min_bytes=row.min_bytes) == row:
+                continue
+        elif direct and row.protocol not in PACKETS and row.collective in LONG_BY_FEW:
+            continue
+        kept.append(row)
+        if row.registered:
+            before[kind] = row
+    return kept

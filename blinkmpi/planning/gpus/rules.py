@@ -6,23 +6,24 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ...topology.model import Topology
-from ...trees.tree import CARRIED, ROOTED, Collective, Packing
-from ..defaults import BY_MODEL, KIB, MIB, allowed_of, choices_of, schemes_of
+from ...trees.tree import CARRIED, Collective, Packing
+from ..default_tables import default_table
+from ..defaults import BY_MODEL, allowed_of, choices_of, schemes_of
 from ..plan import PACKETS, Plan, ProtocolName, Rule
 from ..slots import Choice, Gpus, ctas_of, slots_of
-from .kernel_times import boundaries
-from .one_hop import LONG, LONG_WIDENED, PACKETS_BELOW, one_hop_rows, with_few_ctas
+from ..tuned_table import with_few_ctas
+from .kernel_times import Boundaries, boundaries
 
 SLOTS: ProtocolName = "slots"
 PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
-TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on fewer GPUs"
+EXPECTED = "default: expected from trials on fewer GPUs"
 BY_KERNELS = "default: by what kernels cost, on fewer GPUs"
 MOST_TRIED = 4  # GPUs of one machine
 UNTRIED = "default: as a scatter, not tried on GPUs"
-LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
-# Between 2 GPUs, from runs on two H100: slots of vectors from so many bytes on, in calls without a root. With one they
-# gain nothing, and all CTAs' slots lie at one reader, where more than 121 would find no room.
-PAIR_LONG, PAIR_LONG_CHUNK = 128 * MIB, 128 * KIB
+LL128: tuple[ProtocolName, ...] = (
+    "ll128_one_shot",
+    "ll128_two_shot",
+)  # only over NVLink, which keeps a line of 128 bytes whole
 
 
 def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
@@ -43,55 +44,26 @@ def gpu_rules(
         max_ctas: CTAs that a kernel shall have; 0: as many as there may be.
     """
     there = schemes_of(plan, collective)
-    by_root = choices_of(plan, topology, collective, [p.scheme for p in plan.packings])
-    protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
+    choices = choices_of(plan, topology, collective, [p.scheme for p in plan.packings])
+    nvlink = by_nvlink(plan, topology, collective)
+    protocols = [protocol for protocol in PROTOCOLS if nvlink or protocol not in LL128]
     (chunk, depth), ctas = slots_of(gpus, plan.n), ctas_of(gpus, plan.n, max_ctas)
-    onehop = gpus == "onehop" and "onehop" in there and plan.n > 1 and collective in PACKETS_BELOW
+    table = _table_rows(plan, topology, collective, nvlink) if gpus == "onehop" and "onehop" in there else []
+    onehop = bool(table)
     whole = onehop and _meets_bound(plan, collective, "onehop")
-    own_widened = whole and plan.n > 2 and collective in LONG_WIDENED and plan.wire == "accumulator"
-    lines = LL128[0] in protocols
-    untried = onehop and lines and plan.n > MOST_TRIED
-    modelled = boundaries(_one_hop_packing(plan, collective), topology) if untried else None
-    best = "onehop" if whole else by_root[-1][0].scheme
+    best = "onehop" if whole else choices[-1][0].scheme
     schemes = [best, *(s for s in there if s != best)]
 
-    def rows_for(root: int, choices: Sequence[Choice]) -> list[Rule]:
-        """With the fastest schemes for what packets do not carry; packets always take one hop."""
-        rows = []
-        kinds = itertools.product((False, True) if whole else (False,), (False, True) if own_widened else (False,))
-        for registered, widened in kinds:
-            found: list[tuple[int, str, ProtocolName, int, int, int]] = [
-                (choice.min_bytes, choice.scheme, SLOTS, ctas, min(choice.least_chunk_bytes, chunk), chunk)
-                for choice in choices
-            ]
-            if onehop:
-                one_hop = one_hop_rows(
-                    collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there,
-                    widened=widened,
-                )  # fmt: skip
-                trials = [
-                    (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0, size or chunk)
-                    for at, by, protocol, many, size in one_hop
-                ]
-                packets = [row for row in trials if row[2] in PACKETS]
-                end = trials[len(packets)][0]
-                rest = [(max(row[0], end), *row[1:]) for i, row in enumerate(found) if not i or found[i - 1][0] > end]
-                found = trials if whole else [*packets, *rest]
-            for at, by, protocol, many, least, size in found:
-                tried = whole and plan.n <= (2 if protocol in LL128 and collective not in LONG else MOST_TRIED)
-                why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
-                why = UNTRIED if collective in CARRIED else why if onehop else BY_MODEL
-                rows.append(
-                    Rule(collective, at, by, size, depth, why, protocol, many, registered, root, least, widened)
-                )
-            slots_last = rows[-1].protocol == SLOTS and rows[-1].min_bytes < PAIR_LONG
-            if onehop and plan.n == 2 and collective not in ROOTED and slots_last:
-                rows.append(replace(rows[-1], min_bytes=PAIR_LONG, chunk_bytes=PAIR_LONG_CHUNK))
-        return with_few_ctas(rows, max_ctas) if onehop else rows
-
-    rows = rows_for(-1, by_root[-1])
+    if whole:
+        own = [row for some in _kinds(table) for row in _with_schemes(some, there)]
+        by_root = {-1: [replace(row, ctas=row.ctas or ctas) if row.protocol == SLOTS else row for row in own]}
+    else:
+        usual = Rule(collective, 0, "", chunk, depth, protocol=SLOTS, ctas=ctas)
+        by_root = {root: _with_choices(table, some, replace(usual, root=root)) for root, some in choices.items()}
+    rows = [row for some in by_root.values() for row in (with_few_ctas(some, max_ctas) if onehop else some)]
     if not wanted:
-        return rows if whole else [row for root, choices in by_root.items() for row in rows_for(root, choices)]
+        return rows
+    rows = [row for row in rows if row.root == -1]
     if collective == "alltoall":
         protocols = [protocol for protocol in protocols if protocol != "direct"]
     there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]
@@ -113,6 +85,70 @@ def gpu_rules(
         )
         for r in forced
     ]
+
+
+def _table_rows(plan: Plan, topology: Topology, collective: Collective, nvlink: bool) -> list[Rule]:
+    """The rows of the default table for GPUs that reach one another over one hop; none for one GPU alone."""
+    table = default_table("nvlink" if nvlink else "other", plan.n).rules if plan.n > 1 else ()
+    rows = [row for row in table if row.collective == collective]
+    if not rows or not nvlink or plan.n <= MOST_TRIED:
+        return rows
+    end = boundaries(_one_hop_packing(plan, collective), topology)
+    return [row for some in _kinds(rows) for row in _after_packets(some, end)]
+
+
+def _kinds(rows: Sequence[Rule]) -> list[list[Rule]]:
+    """The rows of a table for each kind of buffers and types."""
+    return [[*some] for _, some in itertools.groupby(rows, key=lambda row: (row.registered, row.widened))]
+
+
+def _with_schemes(rows: Sequence[Rule], there: Sequence[str]) -> list[Rule]:
+    """The rows for one kind; if they name a scheme that is not there, one hop through slots after packets."""
+    if all(row.scheme in there for row in rows):
+        return [*rows]
+    packets = [row for row in rows if row.protocol in PACKETS]
+    return [*packets, replace(rows[len(packets)], scheme="onehop", protocol=SLOTS, ctas=0)]
+
+
+def _after_packets(rows: Sequence[Rule], end: Boundaries) -> list[Rule]:
+    """Packets as far as kernels make them the fastest, then the rows for one kind of buffers and types."""
+    direct = any(row.protocol == "direct" for row in rows)
+    starts: list[tuple[int, ProtocolName]] = [(0, "ll16_one_shot")]
+    at = end.packets
+    for limit, protocol in ((end.one_shot, LL128[0]), (end.two_shot, LL128[1])):
+        below = min(limit, end.direct) if direct else limit
+        if below > at:
+            starts.append((at, protocol))
+            at = below
+    like = replace(rows[0], scheme="onehop", ctas=0, reason=BY_KERNELS)
+    return [*(replace(like, min_bytes=start, protocol=protocol) for start, protocol in starts), *_from(rows, at)]
+
+
+def _from(rows: Sequence[Rule], start: int) -> list[Rule]:
+    """What rows, ascending, say of vectors of so many bytes on."""
+    later = [row for row in rows if row.min_bytes > start]
+    first = rows[: len(rows) - len(later)][-1:]
+    return [*(replace(row, min_bytes=start) for row in first), *later]
+
+
+def _with_choices(table: Sequence[Rule], choices: Sequence[Choice], usual: Rule) -> list[Rule]:
+    """The packets of the table, and for what they do not carry what the cost model chooses.
+
+    Args:
+        choices: those for the largest vectors first.
+        usual: a row of slots for this collective and root.
+    """
+    packets = [row for row in table if row.protocol in PACKETS and not row.registered and not row.widened]
+    end = table[len(packets)].min_bytes if table else 0
+    why = UNTRIED if usual.collective in CARRIED else EXPECTED if table else BY_MODEL
+    rows = [
+        replace(row, root=usual.root, reason=BY_KERNELS if row.reason == BY_KERNELS else EXPECTED) for row in packets
+    ]
+    for i, choice in enumerate(choices):
+        if not i or choices[i - 1].min_bytes > end:
+            at, least = max(choice.min_bytes, end), min(choice.least_chunk_bytes, usual.chunk_bytes)
+            rows.append(replace(usual, min_bytes=at, scheme=choice.scheme, reason=why, least_chunk_bytes=least))
+    return rows
 
 
 def _one_hop_packing(plan: Plan, collective: Collective) -> Packing:

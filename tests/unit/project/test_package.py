@@ -124,7 +124,8 @@ def test_the_archive_holds_the_tree_and_no_links(build: Build) -> None:
 
 
 def test_the_wheel_holds_every_file_of_the_package_once(build: Build) -> None:
-    wanted = {name: ROOT / name for name in ("blinkmpi/py.typed", "blinkmpi/planning/beside_mpi.json")}
+    tables = [f"blinkmpi/planning/tables/{file.name}" for file in (ROOT / "blinkmpi/planning/tables").iterdir()]
+    wanted = {name: ROOT / name for name in ("blinkmpi/py.typed", "blinkmpi/planning/beside_mpi.json", *tables)}
     for path in sources(*PACKAGE):
         wanted["/".join([*PACKAGE[path.parts[0]].split("."), *path.parts[1:]])] = ROOT / path
     with zipfile.ZipFile(build.wheel) as archive:

@@ -1,0 +1,23 @@
+"""The rows of the selection table that come from trials: files like those of ``blinkmpi tune``, in ``tables``.
+
+``tables/KIND-xN.json`` is for at most N ranks, and the largest N of a kind for more. ``nvlink`` and ``other`` are for
+GPUs that reach one another over one hop, on NVLink and on other links. ``nvlink-x8`` has no packets: of more GPUs than
+were tried :mod:`.gpus.kernel_times` says where these end. ``benchmarks/default_tables.py`` writes a file anew.
+"""
+
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from .tuned_table import TunedTable
+
+Kind = Literal["nvlink", "other"]
+
+
+@cache
+def default_table(kind: Kind, ranks: int) -> TunedTable:
+    """The table of a kind for so many ranks."""
+    folder = files(__package__).joinpath("tables")
+    sizes = [int(file.name[len(kind) + 2 : -5]) for file in folder.iterdir() if file.name.startswith(f"{kind}-x")]
+    name = f"{kind}-x{min((size for size in sizes if size >= ranks), default=max(sizes))}.json"
+    return TunedTable.from_json(folder.joinpath(name).read_text("utf-8"), source=name)
