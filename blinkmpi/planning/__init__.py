@@ -3,7 +3,7 @@
 ``plan``         the value: all packings, and the selection table with its rules
 ``planner``      makes a plan, on rank 0
 ``selection``    decides scheme and protocol of a call (``choose``), and makes its program
-``defaults``     the default rows of the table; ``memory_rows`` those of ranks that share a memory, ``slots`` the slots
+``defaults``     the default rows of the table; ``memory_rows`` what is left of them without cma, ``slots`` the slots
 ``gpus``         the rows of GPUs, what their calls take, and which protocol carries which size
 ``tuned_table``  rows that ``blinkmpi tune`` has measured; ``default_tables`` files of rows that are shipped
 ``explain``      says how a call runs, and why; ``predictor`` how long it takes

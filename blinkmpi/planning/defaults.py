@@ -1,7 +1,7 @@
 """The default selection table: which scheme and protocol carry a call of which size, before anything is measured here.
 
-The numbers come from trials (docs/design.md tells which); ``blinkmpi tune`` measures better ones, ``BLINKMPI_ALGO`` or
-an argument overrides them. The rows for GPUs are in :mod:`.gpus.rules`. What ranks that share a memory do not need (the
+What trials gave is in files (:mod:`.default_tables`); ``blinkmpi tune`` measures better ones, ``BLINKMPI_ALGO`` or an
+argument overrides them. The rows for GPUs are in :mod:`.gpus.rules`. What ranks that share a memory do not need (the
 cost model) is imported where rows for links are made.
 """
 
@@ -18,9 +18,9 @@ from ..errors import SettingsError
 from ..program.call import REDUCTIONS, Call
 from ..topology.model import Topology
 from ..trees.tree import Collective, Packing
-from .memory_rows import MEMORY_ROWS, memory_rows
+from .default_tables import rows_of
 from .memory_rows import SLOTS as MEMORY_SLOTS
-from .plan import Plan, Rule
+from .plan import ONE_SHOTS, Plan, Rule
 from .slots import LINK_SLOTS, Choice
 
 if TYPE_CHECKING:
@@ -30,22 +30,11 @@ KIB, MIB = 1 << 10, 1 << 20
 BY_MODEL = "default: the fastest by the cost model"
 LINK_CHUNKS = tuple(4 * KIB << i for i in range(8))  # to 512 KiB; within a node to LINK_SLOTS[0]
 MOST_LINK_SLOTS, SPARE_SLOTS = 16, 1.5  # the second: times as many as would do if no tree waited for another
-# Shorter vectors of ranks on several nodes are left to MPI's own collective, as we call it (non-blocking, with a
-# deadline): from trials on two hosts of one machine, 2 and 4 ranks each.
-MPI_BELOW_BYTES_ACROSS = {
-    "allreduce": 512 * KIB,
-    "reduce_scatter": 512 * KIB,
-    "reduce": 4 * MIB,
-    "broadcast": 1 * MIB,
-    "allgather": 4 * MIB,
-    "gather": 4 * MIB,
-    "scatter": 64 * MIB,
-    "alltoall": 64 * MIB,
-    "exscan": 64 * MIB,
-}
 # Shorter ones than this go in one shot, if C runs it and they fit: one message a node, with the announcement. From runs
 # on two hosts of 2 ranks; of more ranks, one of which folds for its node, shorter reductions do.
 SHOT_BELOW_BYTES_ACROSS, SHOT_RANKS = 1088 * KIB, 2
+MANY = 8  # of more ranks, each of which folds all vectors, shorter ones go in one shot: nothing was tried there
+BY_NAME = "default: pipelined through slots was fastest in trials on one machine"
 SHOT_WHY = "default: data and announcement in one message from node to node"
 
 
@@ -56,23 +45,23 @@ def host_rules(
     packed = plan.packed_as(collective)
     packings = [p for p in plan.packings if p.collective == packed]
     memory = packings[0].multicast
-    small = MPI_BELOW_BYTES_ACROSS.get(collective, 0) if mpi and len(topology.nodes) > 1 else 0
+    short = rows_of("nodes", plan.n, collective) if mpi and len(topology.nodes) > 1 else []
+    small = short[-1].min_bytes if short else 0
     by_name = any(not scheme.startswith("^") for scheme in wanted)
     there = [*dict.fromkeys(p.scheme for p in packings)]
     several = len(there) > 1
     allowed = allowed_of(topology, collective, wanted, [*schemes_of(plan, collective), "mpi"]) if wanted else there
     rules: list[Rule] = []
-    why = f"default: below {small} bytes MPI was faster in trials on two hosts made of one machine"
     for root, choices in choices_of(plan, topology, collective, [s for s in allowed if s != "mpi"] or there).items():
-        if memory and collective in MEMORY_ROWS:
-            rules += memory_rows(collective, plan.n, root, choices[0].scheme, by_name=by_name, mpi=mpi)
+        if memory and (table := rows_of("memory", plan.n, collective)):
+            rules += _memory_rows(table, plan.n, root, choices[0].scheme, by_name=by_name, mpi=mpi)
             continue
         shot = _shot_below(topology, collective) if not by_name and mpi and len(topology.nodes) > 1 else 0
         if shot:
             scheme = choices[0].scheme
             rules += [Rule(collective, 0, "mpi", reason="in place of what is no shot", root=root)] if small else []
             rules.append(Rule(collective, int(small > 0), scheme, *MEMORY_SLOTS, SHOT_WHY, "one_shot", root=root))
-        rules += [Rule(collective, shot, "mpi", reason=why, root=root)] if small > shot else []
+        rules += [replace(short[0], min_bytes=shot, root=root)] if small > shot else []
         rules += _link_rows(collective, root, choices, max(small, shot), several=several)
     if not wanted:
         return rules
@@ -80,6 +69,29 @@ def host_rules(
     lowest = {root: min(r.min_bytes for r in kept if r.root == root) for root in {r.root for r in kept}}
     return [replace(r, min_bytes=0 if r.min_bytes == lowest[r.root] else r.min_bytes, reason="BLINKMPI_ALGO")
             for r in kept]  # fmt: skip
+
+
+def _memory_rows(table: Sequence[Rule], n: int, root: int, scheme: str, *, by_name: bool, mpi: bool) -> list[Rule]:
+    """The rows of ``n`` ranks that share a memory, by those of a table for one collective.
+
+    Args:
+        by_name: whether the scheme was asked for: then short vectors take slots, because one shot is no
+            scheme of trees.
+        mpi: whether MPI's own may be taken where the ranks cannot do what the rows say (:func:`.memory_rows.by_slots`).
+    """
+    collective = table[0].collective
+    rows = [replace(row, scheme=scheme, root=root) for row in table]
+    if n > MANY and collective in REDUCTIONS:
+        rows[1] = replace(rows[1], min_bytes=rows[1].min_bytes * MANY // n)
+    if by_name:
+        rows = [row for row in rows if row.protocol not in ONE_SHOTS]
+        if rows and rows[0].protocol == "slots":
+            return [replace(rows[0], min_bytes=0), *rows[1:]]
+        return [Rule(collective, 0, scheme, *MEMORY_SLOTS, BY_NAME, root=root), *rows]
+    if mpi and n > 1 and rows_of("no_cma", n, collective):
+        reason = "in place of what the ranks of one memory cannot do"
+        rows = [Rule(collective, 0, "mpi", reason=reason, root=root), replace(rows[0], min_bytes=1), *rows[1:]]
+    return rows
 
 
 def _shot_below(topology: Topology, collective: Collective) -> int:

@@ -1,7 +1,8 @@
 """Selection tables that ``blinkmpi tune`` measured: where they are kept, and how a plan takes them.
 
 A file holds the rows of some collectives for one kind of machine: name, number and links of the GPUs, whatever their
-indices. Only rank 0 reads it; the others get the plan from rank 0.
+indices. Only rank 0 reads it; the others get the plan from rank 0. A last row without a scheme leaves longer vectors
+to the plan's own rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from ..errors import SettingsError
+from ..errors import FormatError, SettingsError
 from ..lang.algorithms import Algorithm
 from ..topology.model import Topology
 from ..util.cache_folder import read_kept
@@ -44,6 +45,13 @@ class TunedTable(Document, frozen=True):
     rules: tuple[Rule, ...]
     kernels: str = ""
     algorithms: tuple[Algorithm, ...] = ()
+
+    def _consistent(self) -> TunedTable:
+        last = {(r.collective, r.root, r.registered, r.widened): i for i, r in enumerate(self.rules)}
+        for i, r in enumerate(self.rules):
+            if not r.scheme and last[r.collective, r.root, r.registered, r.widened] != i:
+                raise FormatError(f"rules[{i}], {r.collective}: only the last row may have no scheme; give it one")
+        return self
 
     def to_json(self) -> str:
         """The portable file; each row is a line."""
@@ -95,7 +103,10 @@ def taken(plan: Plan, table: TunedTable, machine: Topology, max_ctas: int = 0) -
     """
     names, planned = {r.collective for r in table.rules}, {r.collective for r in plan.rules}
     rules = [r for r in plan.rules if r.collective not in names]
-    rules += with_few_ctas([r for r in table.rules if r.collective in planned], max_ctas)
+    for row in with_few_ctas([r for r in table.rules if r.collective in planned], max_ctas):
+        kind = row.collective, row.root, row.registered, row.widened
+        own = [r for r in plan.rules if (r.collective, r.root, r.registered, r.widened) == kind]
+        rules += [row] if row.scheme else rows_from(sorted(own, key=lambda r: r.min_bytes), row.min_bytes)
     written = [a for a in table.algorithms if a.collective in planned and a.n == plan.n]
     algorithms = tuple(dict.fromkeys((*plan.algorithms, *written)))
     return replace(plan, rules=tuple(rules), algorithms=algorithms).check(machine)
@@ -124,3 +135,10 @@ def with_few_ctas(rules: Sequence[Rule], max_ctas: int) -> list[Rule]:
         if row.registered:
             before[kind] = row
     return kept
+
+
+def rows_from(rows: Sequence[Rule], start: int) -> list[Rule]:
+    """What rows, ascending, say of vectors of so many bytes on."""
+    later = [row for row in rows if row.min_bytes > start]
+    first = rows[: len(rows) - len(later)][-1:]
+    return [*(replace(row, min_bytes=start) for row in first), *later]

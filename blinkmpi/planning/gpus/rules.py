@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from ...topology.model import Topology
 from ...trees.tree import CARRIED, Collective, Packing
-from ..default_tables import default_table
+from ..default_tables import rows_of
 from ..defaults import BY_MODEL, allowed_of, choices_of, schemes_of
 from ..plan import PACKETS, Plan, ProtocolName, Rule
 from ..slots import Choice, Gpus, ctas_of, slots_of
-from ..tuned_table import with_few_ctas
+from ..tuned_table import rows_from, with_few_ctas
 from .kernel_times import Boundaries, boundaries
 
 SLOTS: ProtocolName = "slots"
@@ -89,8 +89,7 @@ def gpu_rules(
 
 def _table_rows(plan: Plan, topology: Topology, collective: Collective, nvlink: bool) -> list[Rule]:
     """The rows of the default table for GPUs that reach one another over one hop; none for one GPU alone."""
-    table = default_table("nvlink" if nvlink else "other", plan.n).rules if plan.n > 1 else ()
-    rows = [row for row in table if row.collective == collective]
+    rows = rows_of("nvlink" if nvlink else "other", plan.n, collective) if plan.n > 1 else []
     if not rows or not nvlink or plan.n <= MOST_TRIED:
         return rows
     end = boundaries(_one_hop_packing(plan, collective), topology)
@@ -121,14 +120,7 @@ def _after_packets(rows: Sequence[Rule], end: Boundaries) -> list[Rule]:
             starts.append((at, protocol))
             at = below
     like = replace(rows[0], scheme="onehop", ctas=0, reason=BY_KERNELS)
-    return [*(replace(like, min_bytes=start, protocol=protocol) for start, protocol in starts), *_from(rows, at)]
-
-
-def _from(rows: Sequence[Rule], start: int) -> list[Rule]:
-    """What rows, ascending, say of vectors of so many bytes on."""
-    later = [row for row in rows if row.min_bytes > start]
-    first = rows[: len(rows) - len(later)][-1:]
-    return [*(replace(row, min_bytes=start) for row in first), *later]
+    return [*(replace(like, min_bytes=start, protocol=protocol) for start, protocol in starts), *rows_from(rows, at)]
 
 
 def _with_choices(table: Sequence[Rule], choices: Sequence[Choice], usual: Rule) -> list[Rule]:

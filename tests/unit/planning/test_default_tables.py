@@ -7,11 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.default_tables import default_of, differences
+from blinkmpi.errors import FormatError
 from blinkmpi.planning.default_tables import default_table
-from blinkmpi.planning.plan import PACKETS
+from blinkmpi.planning.memory_rows import without_shots
+from blinkmpi.planning.plan import PACKETS, Rule
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.tuned_table import TunedTable, taken
 from blinkmpi.topology import machine, modify
+from blinkmpi.topology.live import ProcessInfo, cpu_topology
 from tests.harness import ROOT
 
 FILES = sorted(file.name for file in files("blinkmpi.planning").joinpath("tables").iterdir())
@@ -78,6 +81,35 @@ def test_rows_whose_scheme_a_plan_lacks_go_by_one_hop() -> None:
     rows = plan.rows("allgather")[False]
     assert {row.scheme for row in rows} == {"onehop"}
     assert [row.protocol for row in rows] == ["slots", "ll128_one_shot", "ll16_one_shot"]
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 100 << 20])
+def test_a_last_row_without_a_scheme_leaves_longer_vectors_to_the_plan(nbytes: int) -> None:
+    plan = make_plan(FOUR, gpus="onehop", collectives=["reduce"])
+    short = Rule("reduce", 0, "onehop", 1 << 14, 4, "measured")
+    table = TunedTable("GPU", 4, FOUR.name, "2026-11-29", {}, (short, Rule("reduce", nbytes, "")))
+    got = TunedTable.from_json(table.to_json())
+    made = taken(plan, got, FOUR)
+    assert made.rule("reduce", nbytes - 1) == short
+    for size in (nbytes, 2 * nbytes, 1 << 30):
+        rule, own = made.rule("reduce", size), plan.rule("reduce", size)
+        assert replace(rule, min_bytes=0) == replace(own, min_bytes=0)
+        assert rule.min_bytes == max(own.min_bytes, nbytes)
+    with pytest.raises(FormatError, match=r"here: rules\[0\], reduce: only the last row may have no scheme"):
+        TunedTable.from_json(replace(table, rules=table.rules[::-1]).to_json(), source="here")
+
+
+def test_what_ranks_leave_to_mpi_is_a_row_and_then_the_plans_own() -> None:
+    for kind, n in (("no_cma", 2), ("no_cma", 8), ("nodes", 4)):
+        rules = default_table(kind, n).rules  # type: ignore[arg-type]
+        assert rules
+        assert {(row.scheme, row.min_bytes > 0) for row in rules} == {("mpi", False), ("", True)}
+    nodes = [ProcessInfo(f"h{r // 2}", r, f"{r // 2}", (0,), 10_000, r // 2 * 2, 1_000) for r in range(4)]
+    plan = make_plan(cpu_topology(nodes), mpi=True)
+    for row in default_table("nodes", 4).rules:
+        if not row.scheme and row.min_bytes > 2 << 20:  # longer than one shot is
+            before, there = (without_shots(plan).rule(row.collective, row.min_bytes - less, root=0) for less in (1, 0))
+            assert (before.scheme, there.scheme == "mpi") == ("mpi", False)
 
 
 def test_a_measured_table_makes_defaults_that_a_plan_can_take() -> None:

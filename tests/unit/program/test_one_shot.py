@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from blinkmpi.errors import PlanError
-from blinkmpi.planning.memory_rows import MEMORY_ROWS
+from blinkmpi.planning.default_tables import rows_of
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.selection import program_for
 from blinkmpi.program.call import REDUCTIONS, Call
@@ -33,7 +33,7 @@ def call_of(kind: Collective, n: int, count: int, root: int, dtype: str = "float
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_results_are_those_of_trees(kind: Collective, n: int) -> None:
     """To the last bit: operands are folded in the order of ranks."""
-    plan = make_plan(machine(f"cpu:{n}"), mpi=False, algo=f"{kind}:direct" if n > 1 and kind in MEMORY_ROWS else "")
+    plan = make_plan(machine(f"cpu:{n}"), mpi=False, algo=f"{kind}:direct" if n > 1 else "")
     rng = np.random.default_rng(n)
     for count, dtype, root in ((1, "float32", 0), (77, "float32", n - 1), (130, "float64", n // 2)):
         call = call_of(kind, n, count, root, dtype)
@@ -59,7 +59,7 @@ def test_results_are_those_of_trees(kind: Collective, n: int) -> None:
 @pytest.mark.parametrize("n", [2, 4, 64, HEADS])
 def test_what_the_table_sends_in_one_shot_fits(kind: Collective, n: int) -> None:
     """Into half of the memory for it, each slot at the beginning of a line; and with unequal blocks, too."""
-    longest = max(MEMORY_ROWS[kind][large][1].min_bytes for large in (False, True))
+    longest = max(rows_of("memory", many, kind)[1].min_bytes for many in (2, 8))
     elements = longest - 1
     blocks = n if kind in ("reduce_scatter", "allgather", "gather", "scatter") else 1
     slots = blocks if kind in ("reduce_scatter", "scatter") else n if kind == "alltoall" else 1

@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # for the script; pytest does so itself
 
 from blinkmpi.cli import main as cli  # noqa: E402
-from blinkmpi.planning import defaults, memory_rows  # noqa: E402
+from blinkmpi.planning.default_tables import default_table, rows_of  # noqa: E402
+from blinkmpi.planning.memory_rows import SLOTS  # noqa: E402
+from blinkmpi.planning.plan import Rule  # noqa: E402
 from blinkmpi.program.reduction import _ALLOWED, DTYPES, accumulator_of  # noqa: E402
 from blinkmpi.util import settings  # noqa: E402
 from blinkmpi.util.launcher import RANK_VARIABLES  # noqa: E402
@@ -224,18 +226,18 @@ def test_arguments_of_the_communicator_are_all_documented() -> None:
 
 def test_the_limits_of_the_selection_table_are_documented() -> None:
     rows = table("docs/design.md", "collective | without cma to MPI below, 2 ranks")
-    assert {c: tuple(sizes) for c, *sizes in rows} == {
-        c: tuple(size_text(n) for n in (*sizes, defaults.MPI_BELOW_BYTES_ACROSS[c]))
-        for c, sizes in memory_rows.MPI_BELOW_BYTES.items()
-    }
+    floors = [default_table(kind, n) for kind, n in (("no_cma", 2), ("no_cma", 8), ("nodes", 4))]  # type: ignore[arg-type]
+    wanted = [{r.collective: size_text(r.min_bytes) for r in one.rules if not r.scheme} for one in floors]
+    assert {c: tuple(sizes) for c, *sizes in rows} == {c: tuple(one[c] for one in wanted) for c in wanted[0]}  # type: ignore[index]
 
-    def words(row: memory_rows.MemoryRow) -> str:
-        chunk = "" if row.chunk_bytes == memory_rows.SLOTS[0] else f" ({size_text(row.chunk_bytes)})"
+    def words(row: Rule) -> str:
+        chunk = "" if row.chunk_bytes == SLOTS[0] else f" ({size_text(row.chunk_bytes)})"
         return row.protocol + chunk + (f" from {size_text(row.min_bytes)}" if row.min_bytes else "")
 
     rows = table("docs/design.md", "collective | 2 ranks | more ranks")
+    collectives = dict.fromkeys(row.collective for row in default_table("memory", 2).rules)
     assert {c: tuple(cells) for c, *cells in rows} == {
-        c: tuple(", ".join(map(words, some)) for some in both) for c, both in memory_rows.MEMORY_ROWS.items()
+        c: tuple(", ".join(map(words, rows_of("memory", n, c))) for n in (2, 8)) for c in collectives
     }
 
 

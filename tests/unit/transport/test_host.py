@@ -2,7 +2,8 @@
 
 import pytest
 
-from blinkmpi.planning.memory_rows import MEMORY_ROWS, MPI_BELOW_BYTES, by_slots
+from blinkmpi.planning.default_tables import default_table, rows_of
+from blinkmpi.planning.memory_rows import by_slots
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.selection import program_for
@@ -78,16 +79,16 @@ def test_chunks_are_long_where_nobody_waits_for_a_part(collective: str) -> None:
 @pytest.mark.parametrize("mpi", [True, False])
 def test_the_table_with_and_without_cma(n: int, mpi: bool) -> None:
     plan = plan_of(f"cpu:{n}", mpi=mpi)
-    for collective, rows in MEMORY_ROWS.items():
-        for row in rows[n > 2]:
-            rule = plan.rule(collective, row.min_bytes or 1)
-            assert (rule.scheme, rule.protocol, rule.chunk_bytes) == ("direct", row.protocol, row.chunk_bytes)
+    for row in default_table("memory", n).rules:
+        rule = plan.rule(row.collective, row.min_bytes or 1)
+        assert (rule.scheme, rule.protocol, rule.chunk_bytes) == ("direct", row.protocol, row.chunk_bytes)
     for in_c in (True, False):
         without = by_slots(plan, in_c=in_c)
         shots = {"one_shot"} if in_c else set()
         assert {r.protocol for r in without.rules} == {"slots", *shots}
         for collective in (*MOVING, *REDUCING):
-            end, floor = MEMORY_ROWS[collective][n > 2][1].min_bytes, MPI_BELOW_BYTES[collective][n > 2] if mpi else 0
+            end = rows_of("memory", n, collective)[1].min_bytes
+            floor = rows_of("no_cma", n, collective)[-1].min_bytes if mpi else 0
             assert without.rule(collective, max(floor, end)).protocol == "slots"
             assert without.rule(collective, max(floor, end)).scheme == "direct"
             assert without.rule(collective, 1).protocol == ("one_shot" if in_c else "slots")
