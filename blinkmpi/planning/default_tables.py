@@ -8,7 +8,6 @@ were tried :mod:`.gpus.kernel_times` says where these end. ``memory`` is for CPU
 """
 
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
 from ..trees.tree import Collective
@@ -21,6 +20,8 @@ Kind = Literal["nvlink", "other", "memory", "no_cma", "nodes"]
 @cache
 def default_table(kind: Kind, ranks: int) -> TunedTable:
     """The table of a kind for so many ranks."""
+    from importlib.resources import files  # not for a barrier, all that opening a communicator plans for
+
     folder = files(__package__).joinpath("tables")
     sizes = [int(file.name[len(kind) + 2 : -5]) for file in folder.iterdir() if file.name.startswith(f"{kind}-x")]
     name = f"{kind}-x{min((size for size in sizes if size >= ranks), default=max(sizes))}.json"
@@ -29,4 +30,6 @@ def default_table(kind: Kind, ranks: int) -> TunedTable:
 
 def rows_of(kind: Kind, ranks: int, collective: Collective) -> list[Rule]:
     """The rows of a table for a collective, ascending for each kind of buffers and types; none where it has none."""
+    if collective == "barrier":  # moves nothing, so no table has rows for it
+        return []
     return [row for row in default_table(kind, ranks).rules if row.collective == collective]

@@ -20,11 +20,13 @@ from tests.tree import PACKAGE, sources
 PACKAGES = ("blinkmpi", "blinkmpi.lang", "blinkmpi.topology", "blinkmpi.torch", "blinkmpi.trees")  # that offer names
 OTHERS = ("scipy", "networkx", "rich", "xml", "urllib.request", "http", "concurrent", "logging", "torch", "cupy",
           "pynvml", "matplotlib")  # fmt: skip
-RANK_0 = ("blinkmpi.planning.defaults", "blinkmpi.planning.planner", "blinkmpi.trees.packing")
+RANK_0 = ("blinkmpi.planning.default_tables", "blinkmpi.planning.defaults", "blinkmpi.planning.planner",
+          "blinkmpi.trees.packing")  # fmt: skip
 NO_RANK = (
-    "blinkmpi.bench", "blinkmpi.cli", "blinkmpi.doctor", "blinkmpi.lang.library", "blinkmpi.lang.trace",
-    "blinkmpi.lang.xml", "blinkmpi.measure", "blinkmpi.planning.diff", "blinkmpi.planning.explain",
-    "blinkmpi.planning.gpus", "blinkmpi.planning.subsets", "blinkmpi.plot", "blinkmpi.program.cost_model",
+    "blinkmpi.bench", "blinkmpi.cli", "blinkmpi.doctor", "blinkmpi.forecast", "blinkmpi.lang.library",
+    "blinkmpi.lang.trace", "blinkmpi.lang.xml", "blinkmpi.measure", "blinkmpi.planning.diff",
+    "blinkmpi.planning.explain", "blinkmpi.planning.gpus", "blinkmpi.planning.predictor",
+    "blinkmpi.planning.subsets", "blinkmpi.plot", "blinkmpi.program.cost_model",
     "blinkmpi.runtime.cuda.call", "blinkmpi.runtime.cuda.context", "blinkmpi.runtime.inspection",
     "blinkmpi.topology.importers", "blinkmpi.topology.probe", "blinkmpi.torch", "blinkmpi.transport.cuda.transport",
     "blinkmpi.trees.blink", "blinkmpi.trees.cluster", "blinkmpi.trees.exact", "blinkmpi.trees.on_links",
