@@ -26,7 +26,7 @@ from .slots import LINK_SLOTS, Choice
 if TYPE_CHECKING:
     from ..program.estimate import Estimate
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
 BY_MODEL = "default: the fastest by the cost model"
 LINK_CHUNKS = tuple(4 * KIB << i for i in range(8))  # to 512 KiB; within a node to LINK_SLOTS[0]
 MOST_LINK_SLOTS, SPARE_SLOTS = 16, 1.5  # the second: times as many as would do if no tree waited for another

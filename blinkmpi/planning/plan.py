@@ -37,7 +37,8 @@ CHUNKS_PER_SPAN = 8
 
 
 class Rule(Value, frozen=True, omit_defaults=True):
-    """From ``min_bytes`` of the call's vector on, use ``scheme``; ``mpi`` is MPI's own collective.
+    """From ``min_bytes`` of the call's vector on, use ``scheme``; ``mpi`` is MPI's own collective. No scheme, which
+    only tables in files may have, leaves what is longer to the plan's own rows.
 
     ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel; short vectors have smaller chunks, but none
     below ``least_chunk_bytes`` (0: :data:`MIN_CHUNK_BYTES`). ``protocol`` is how a chunk travels: through

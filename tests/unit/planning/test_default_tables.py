@@ -104,6 +104,9 @@ def test_what_ranks_leave_to_mpi_is_a_row_and_then_the_plans_own() -> None:
         rules = default_table(kind, n).rules  # type: ignore[arg-type]
         assert rules
         assert {(row.scheme, row.min_bytes > 0) for row in rules} == {("mpi", False), ("", True)}
+        for short, rest in zip(rules[::2], rules[1::2], strict=True):
+            assert short.collective == rest.collective
+            assert f"below {rest.min_bytes} bytes" in short.reason
     nodes = [ProcessInfo(f"h{r // 2}", r, f"{r // 2}", (0,), 10_000, r // 2 * 2, 1_000) for r in range(4)]
     plan = make_plan(cpu_topology(nodes), mpi=True)
     for row in default_table("nodes", 4).rules:
