@@ -3,11 +3,13 @@
 ``METHODS`` says which module is which method.
 """
 
+from fractions import Fraction
+
 from .answer import TIERS, UNPACKED, checked, nothing, packing_of
 from .blink import few, groups, hybrid, ilp, mwu
-from .bounds.certify import prices_certificate
 from .cluster import assembly, hierarchy
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
+from .graph.fabric import Arc
 from .graph.turning import turned, turning
 from .patterns import chains, rings, shallow, stars
 from .problem import BACKWARDS, MANY_RANKS, OUT_OF_TIME, Method, MethodOptions, Problem, Solution
@@ -117,14 +119,12 @@ def _by_symmetry(problem: Problem, name: str) -> Solution | None:
     if isinstance(found, str) or found.fabric is not None:
         return None
     if other.certificate.kind == "prices":
-        moved = {(u, v): price for u, v, price in other.certificate.parts}
+        moved: dict[Arc, int | Fraction] = {(u, v): price for u, v, price in other.certificate.parts}
         if image is not None:
             moved = {(image[u], image[v]): price for (u, v), price in moved.items()}
         if collective != problem.collective:
             moved = {arc[::-1]: price for arc, price in moved.items()}
-        proof = prices_certificate(f, problem.collective, root, moved)
-        if proof is not None:
-            problem.tighten(proof)
+        problem.tighten_by(moved)
     if not problem.met(found.rate) and not problem.deadline.late():
         return None
     return found if image is None else found._replace(trees=turned(found.trees, image))

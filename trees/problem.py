@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple, cast
@@ -10,12 +10,12 @@ from typing import NamedTuple, cast
 import msgspec
 
 from ..errors import ArgumentError
-from .bounds.certify import certify, quick
+from .bounds.certify import certify, prices_certificate, quick
 from .cluster.boxes import Box, boxes_of, oriented
 from .cluster.tiers import families, tiers
 from .deadline import NEVER, Deadline
 from .graph.cuts import MAX_VERTICES
-from .graph.fabric import Fabric
+from .graph.fabric import Arc, Fabric
 from .graph.logical import Capacities, LogicalGraph, capacities_of, logical_graph
 from .tree import Certificate, Tree
 
@@ -142,6 +142,12 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
         """Use ``found`` as the certificate from now on if its bound is smaller."""
         if found.capacity_mbps / found.divisor < self.bound:
             self.fabric.memo["bound", self.collective, self.root] = found
+
+    def tighten_by(self, prices: Mapping[Arc, int | Fraction]) -> None:
+        """Use the bound of these prices of links from now on if it is smaller."""
+        found = prices_certificate(self.fabric, self.collective, self.root, prices)
+        if found is not None:
+            self.tighten(found)
 
     @property
     def bound(self) -> Fraction:

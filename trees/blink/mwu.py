@@ -6,14 +6,17 @@ also give a bound, (sum of length x capacity) / (length of the shortest tree), s
 ``epsilon`` of the best packing. Lengths are floats, weights are exact.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from math import inf
+
+import numpy as np
 
 from ...errors import PlanError
 from ..exact.arborescences import MAX_RANKS
 from ..exact.enumeration import centred
 from ..exact.weights import placed
+from ..graph.arborescence import cheapest_arborescence
 from ..graph.fabric import Arc
 from ..graph.logical import Capacities, SpanningTree, ordered
 from ..problem import Problem, Solution
@@ -89,7 +92,9 @@ def shortest_oracle(caps: Capacities) -> Oracle:
     """The shortest spanning tree of the kind that the collective needs."""
     if caps.root < 0:
         return lambda matrix: centred(SpanningTree(0, shortest_tree(matrix)))
-    return lambda matrix: SpanningTree(caps.root, ordered(caps.root, shortest_arborescence(matrix, caps.root)))
+    return lambda matrix: SpanningTree(
+        caps.root, ordered(caps.root, cheapest_arborescence(np.array(matrix), caps.root))
+    )
 
 
 def shortest_tree(matrix: Lengths) -> tuple[Arc, ...]:
@@ -105,45 +110,3 @@ def shortest_tree(matrix: Lengths) -> tuple[Arc, ...]:
         for w in rest:
             nearest[w] = min(nearest[w], (matrix[v][w], v))
     return tuple(arcs)
-
-
-def shortest_arborescence(matrix: Lengths, root: int) -> list[int]:
-    """The parent of every rank in the shortest arborescence (Chu and Liu 1965, Edmonds 1967); the root is its own."""
-    n = len(matrix)
-    parent = [min(range(n), key=lambda u: matrix[u][v] if u != v else inf) for v in range(n)]
-    parent[root] = root
-    cycle = _cycle(parent, root)
-    if not cycle:
-        return parent
-    rest = [v for v in range(n) if v not in cycle]
-    one = len(rest)  # the cycle becomes one vertex
-    smaller = [[matrix[u][v] for v in rest] + [inf] for u in rest] + [[inf] * (one + 1)]
-    enter: list[int] = []
-    leave: list[int] = []
-    for i, u in enumerate(rest):
-        enter.append(min(cycle, key=lambda v: matrix[u][v] - matrix[parent[v]][v]))
-        leave.append(min(cycle, key=lambda v: matrix[v][u]))
-        smaller[i][one] = matrix[u][enter[i]] - matrix[parent[enter[i]]][enter[i]]
-        smaller[one][i] = matrix[leave[i]][u]
-    chosen = shortest_arborescence(smaller, rest.index(root))
-    for i, v in enumerate(rest):
-        parent[v] = leave[i] if chosen[i] == one else rest[chosen[i]]
-    broken = chosen[one]
-    parent[enter[broken]] = rest[broken]
-    return parent
-
-
-def _cycle(parent: Sequence[int], root: int) -> list[int]:
-    """The vertices of a cycle, if there is one."""
-    seen = {root: root}
-    for start in range(len(parent)):
-        v = start
-        while v not in seen:
-            seen[v] = start
-            v = parent[v]
-        if seen[v] == start and v != root:
-            cycle = [v]
-            while parent[cycle[-1]] != v:
-                cycle.append(parent[cycle[-1]])
-            return sorted(cycle)
-    return []

@@ -21,6 +21,7 @@ bound, and where a packing meets it, the best one.
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -214,19 +215,23 @@ def partition_certificate(f: Fabric, parts: Sequence[tuple[int, ...]]) -> Certif
     return Certificate("partition", tuple(parts), capacity, Fraction(len(parts) - 1), text)
 
 
-def prices_certificate(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int]) -> Certificate | None:
-    """The bound that these prices give; None where trees cost nothing at these prices."""
-    capacity = sum(f.arcs[arc] * price for arc, price in prices.items())
-    if capacity >= FAR or sum(prices.values()) * f.n >= FAR:
+def prices_certificate(
+    f: Fabric, collective: str, root: int, prices: Mapping[Arc, int | Fraction]
+) -> Certificate | None:
+    """The bound of prices of links; None where trees cost nothing at them, or as integers they do not fit 58 bits."""
+    scale = lcm(*(price.denominator for price in prices.values()))
+    whole = {arc: int(price * scale) for arc, price in prices.items() if price}
+    capacity = sum(f.arcs[arc] * price for arc, price in whole.items())
+    if capacity >= FAR or sum(whole.values()) * f.n >= FAR:
         return None
-    cost = cheapest(f, collective, root, prices)
+    cost = cheapest(f, collective, root, whole)
     if not cost:
         return None
     text = (
-        f"prices on {len(prices)} of {len(f.arcs)} links: together {capacity} MB/s, "
+        f"prices on {len(whole)} of {len(f.arcs)} links: together {capacity} MB/s, "
         f"and no {'paths' if collective == 'alltoall' else 'trees'} cost less than {cost} for each unit of the rate"
     )
-    parts = tuple((u, v, price) for (u, v), price in sorted(prices.items()))
+    parts = tuple((u, v, price) for (u, v), price in sorted(whole.items()))
     return Certificate("prices", parts, Fraction(capacity), cost, text)
 
 

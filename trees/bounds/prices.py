@@ -14,14 +14,12 @@ alltoall                    the mean over the ranks of the cheapest paths to all
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..graph.arborescence import Costs, cheapest_arborescence
 from ..graph.fabric import Arc, Fabric, Path
 
-Costs = NDArray[np.number[Any]]
 FAR = 1 << 58  # more than all prices together
 
 
@@ -62,78 +60,9 @@ class CheapestPaths:
         return tuple(names[i] for i in steps)
 
 
-def arborescence(cost: Costs, root: int) -> list[int]:
-    """The parent of every vertex in the cheapest arborescence from ``root`` (Chu-Liu 1965, Edmonds 1967).
-
-    Ties go to the lowest parent; the root's own entry is itself.
-    """
-    n = len(cost)
-    parent = cost.argmin(axis=0)
-    parent[root] = root
-    group, cycles = _groups(parent.tolist(), root)
-    if not cycles:
-        return [int(p) for p in parent]
-    looped = [v for cycle in cycles for v in cycle]
-    spent = np.zeros(n, cost.dtype)
-    spent[looped] = cost[parent[looped], looped]
-    entering = cost - spent
-    count = max(group) + 1
-    members: list[list[int]] = [[] for _ in range(count)]
-    for v, g in enumerate(group):
-        members[g].append(v)
-    firsts = [m[0] for m in members]
-    tail = np.tile(np.array(firsts)[:, None], (1, n))  # the best vertex of group a to go to v from
-    rows = entering[firsts].copy()
-    for g, some in enumerate(members):
-        if len(some) > 1:
-            best = entering[some].argmin(axis=0)
-            tail[g] = np.array(some)[best]
-            rows[g] = entering[some].min(axis=0)
-    head = np.tile(np.array(firsts)[None, :], (count, 1))
-    small = rows[:, firsts].copy()
-    for g, some in enumerate(members):
-        if len(some) > 1:
-            head[:, g] = np.array(some)[rows[:, some].argmin(axis=1)]
-            small[:, g] = rows[:, some].min(axis=1)
-    np.fill_diagonal(small, FAR if cost.dtype.kind == "i" else np.inf)
-    found = arborescence(small, group[root])
-    result = parent.tolist()
-    for b, a in enumerate(found):
-        if b != group[root]:
-            v = int(head[a, b])
-            result[v] = int(tail[a, v])
-    return [int(p) for p in result]
-
-
-def _groups(parent: list[int], root: int) -> tuple[list[int], list[list[int]]]:
-    """Vertices numbered so that those of one cycle share a number, and the cycles."""
-    n = len(parent)
-    state = [0] * n  # 0 unseen, else the walk that saw it
-    state[root] = -1
-    cycles: list[list[int]] = []
-    for start in range(n):
-        v, walk = start, []
-        while state[v] == 0:
-            state[v] = start + 1
-            walk.append(v)
-            v = parent[v]
-        if state[v] == start + 1 and v in walk:
-            cycles.append(walk[walk.index(v) :])
-    group, count = [-1] * n, 0
-    for cycle in cycles:
-        for v in cycle:
-            group[v] = count
-        count += 1
-    for v in range(n):
-        if group[v] < 0:
-            group[v] = count
-            count += 1
-    return group, cycles
-
-
 def tree_cost(cost: Costs, root: int) -> int:
     """The cost of the cheapest arborescence from ``root``, at integer prices."""
-    parent = arborescence(cost, root)
+    parent = cheapest_arborescence(cost, root)
     return sum(int(cost[p, v]) for v, p in enumerate(parent) if v != root)
 
 

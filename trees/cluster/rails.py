@@ -4,28 +4,26 @@ A stream leaves a box for another one by rails of which both have a port, for ea
 linear program says how large the streams are and which rails they take: few unknowns, however many ranks there are.
 Streams are stars from the box in which they begin; those of rooted collectives also from other boxes, their hubs. Of
 several ports of a box on one rail the last one is taken. The program's basis is solved again in integers
-(:mod:`..exact.rational`).
+(:mod:`..exact.basis`).
 """
 
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, product
-from math import floor, lcm
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..deadline import Deadline
-from ..exact.rational import solve
+from ..exact.basis import Floats, exact_basis, lowered
 from ..graph.fabric import Ints
 from .between_boxes import Stream, Ways
 from .boxes import Box
 
 EPSILON = 1e-9
 GRAIN = 10**9
-MOST_EXACT = 600  # unknowns that are solved again in integers: a second
-Floats = NDArray[np.float64]
+MOST_EXACT = 600  # unknowns or equations that are solved again in integers: a second
 Way = tuple[int, int, int]  # from a box to a box by a plane of the network
 Star = tuple[int, int]  # the box in which a stream begins, and its hub
 
@@ -148,7 +146,10 @@ def _solved(boxes: Sequence[Box], program: _Program, deadline: Deadline) -> list
     assert found.x is not None, found.message  # nothing sent is a solution
     if found.x[-1] <= EPSILON * max(program.room):
         return []
-    x = (None if deadline.late() else _exact(program, found.x)) or _lowered(program, found.x)
+    rows = np.vstack([program.uses, program.equal])
+    right = np.array([*program.room, *[0] * len(program.equal)])
+    exact = None if deadline.late() else exact_basis(rows, right, found.x, equal=len(program.equal), most=MOST_EXACT)
+    x = exact or _lowered(program, found.x)
     number = [{port.plane: k for k, port in enumerate(box.ports)} for box in boxes]
     taken: list[dict[tuple[int, int], list[tuple[Fraction, int, int]]]] = [{} for _ in program.stars]
     for (k, (a, b, plane)), amount in zip(program.ways, x[len(program.stars) :], strict=False):
@@ -161,27 +162,9 @@ def _solved(boxes: Sequence[Box], program: _Program, deadline: Deadline) -> list
     ]
 
 
-def _exact(program: _Program, x: Floats) -> list[Fraction] | None:
-    """The corner at which the solver stopped, in fractions; None if it is none, or too large."""
-    room = np.array(program.room, float)
-    support = np.flatnonzero(x > EPSILON * x.max())
-    tight = np.flatnonzero(room - program.uses @ x <= EPSILON * room.max())
-    if len(support) > MOST_EXACT:
-        return None
-    rows = np.concatenate([program.uses[tight], program.equal])[:, support]
-    found = solve(rows, [*(program.room[i] for i in tight), *[0] * len(program.equal)])
-    if found is None or min(found) < 0:
-        return None
-    whole = [Fraction(0)] * len(x)
-    for i, value in zip(support.tolist(), found, strict=True):
-        whole[i] = value
-    loads = [sum((int(row[i]) * whole[i] for i in np.flatnonzero(row)), Fraction(0)) for row in program.uses]
-    return whole if all(load <= most for load, most in zip(loads, program.room, strict=True)) else None
-
-
 def _lowered(program: _Program, x: Floats) -> list[Fraction]:
     """The solver's floats a little lower, with the parts of the boxes, and the ways of each star, as they must be."""
-    values = [Fraction(floor(max(v, 0.0) * (1 - 1 / GRAIN) * GRAIN), GRAIN) for v in x.tolist()]
+    values = lowered(x, GRAIN)
     stars = len(program.stars)
     for row in program.equal[np.flatnonzero(program.equal[:, -1] == 0)]:  # a star takes what its narrowest arc carries
         (k,) = np.flatnonzero(row[:stars])

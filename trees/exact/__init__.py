@@ -5,7 +5,10 @@
 ``arborescences_by_flow``   method ``flows``: the same for larger graphs
 ``symmetric``               method ``symmetric``: machines that look the same from every rank (Cayley graphs)
 ``templates``               its linear program, for those with switches
-``column_generation``       method ``columns``: a linear program over all trees; ``rational`` makes its solution exact
+``column_generation``       methods ``columns`` and ``pairs``: a linear program over all trees, or over pairs of them
+``all_pairs``               method ``paths``: a linear program over paths between all ranks
+``orientation``             links divided between their directions, for AllReduce by ``flows``
+``basis``                   from a solver's floats to the exact corner and prices; ``rational`` solves its equations
 ``enumeration``             all spanning trees of a small graph
 ``weights``                 the best weights for given trees, by linear and integer programs
 """

@@ -4,19 +4,17 @@ Ranks and switches pass bytes on. A few rounds of multiplicative weights draw th
 program ask for cheaper ones until there are none, and prove the bound. A second program takes short paths on fast links
 at that rate. Where symmetries move a rank onto others, its paths serve those too, and the links that they move onto one
 another are one row. Only the basis comes from the solver's floats: shares and prices are solved again in integers
-(:mod:`.rational`).
+(:mod:`.basis`).
 """
 
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from math import inf, lcm
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..bounds.certify import prices_certificate
 from ..bounds.prices import CheapestPaths
 from ..deadline import Deadline
 from ..graph.fabric import Fabric, Path
@@ -25,7 +23,7 @@ from ..graph.symmetry import symmetry
 from ..graph.turning import turned
 from ..problem import Problem, Solution
 from ..tree import Edge, Tree
-from .rational import solve
+from .basis import Floats, exact_basis, exact_prices
 
 MOST_PAIRS = 64 * 63  # whose linear program takes seconds; symmetries leave fewer
 FEW_PAIRS = 1024  # the second program is solved for so many
@@ -36,9 +34,7 @@ ROUNDS = 100
 EPSILON = 1e-9
 TINY = 1e-6  # a smaller part of the largest weight is none; as a part of the mean price, it is what work costs
 MOST_EXACT = 400  # equations that are solved in integers
-GRAIN = 10**9  # of shares and prices that are rounded
-MOST_SCALE = 10**12  # of prices to integers
-Floats = NDArray[np.float64]
+GRAIN = 10**9  # of shares that are rounded
 
 
 class Optimum(NamedTuple):
@@ -189,16 +185,12 @@ def _amounts(master: PathProgram, shares: Shares) -> list[Fraction]:
     first, more = master.rows(shares.first), master.rows(shares.more)
     whole = first.sum(axis=1).A1  # with the shares below, what a rate of 1 puts on the links
     change = more.toarray() - first[:, shares.pair].toarray()
-    load = (whole + change @ np.array(shares.amounts)) / master.room
-    full = load >= load.max() * (1 - TINY)
-    rows = np.unique(np.column_stack([change, whole, master.room])[full], axis=0)
-    if len(rows) > MOST_EXACT:
-        return rounded
-    # change x + whole = room / rate: the unknowns are x and 1 / rate
-    exact = solve(np.column_stack([rows[:, :-2], -rows[:, -1]]), (-rows[:, -2]).tolist())
-    if exact is None or min(exact) < 0:
-        return rounded
-    return exact[:-1] if max(_sums(shares, exact)) <= 1 else rounded
+    # change x + whole <= room / rate: the unknowns are x and 1 / rate
+    amounts = np.array(shares.amounts)
+    unknown = np.append(amounts, ((whole + change @ amounts) / master.room).max())
+    exact = exact_basis(np.column_stack([change, -master.room]).astype(np.int64), -whole.astype(np.int64), unknown,
+                        most=MOST_EXACT)  # fmt: skip
+    return rounded if exact is None or max(_sums(shares, exact)) > 1 else exact[:-1]
 
 
 def _sums(shares: Shares, amounts: Sequence[Fraction]) -> list[Fraction]:
@@ -229,19 +221,11 @@ def _edges(path: Path, n: int) -> tuple[Edge, ...]:
 def _tighten(problem: Problem, master: PathProgram, shares: Shares, prices: Floats) -> None:
     """Use the bound of the prices: exact, as all paths of a pair cost the same, or rounded."""
     paid = np.flatnonzero(prices > EPSILON * prices.max())
-    values = (prices[paid] / prices.max()).tolist()
-    tries = [[Fraction(v).limit_denominator(1000) for v in values], [Fraction(round(v * GRAIN), GRAIN) for v in values]]
-    if not problem.deadline.late() and len(shares.more) <= MOST_EXACT:
-        change = master.rows(shares.more).toarray() - master.rows(shares.first)[:, shares.pair].toarray()
-        equal = np.unique(change[paid].T, axis=0)
-        exact = solve(np.vstack([equal, np.ones((1, len(paid)), np.int64)]), [0] * len(equal) + [1])
-        tries += [exact] if exact and min(exact) >= 0 else []
-    for some in tries:
-        by_class = {int(k): value * int(master.symmetry.times[k]) for k, value in zip(paid, some, strict=True)}
-        scale = lcm(*(value.denominator for value in some))
-        if scale > MOST_SCALE:
-            continue
-        priced = {arc: int(by_class[k] * scale) for arc, k in master.symmetry.class_of.items() if by_class.get(k)}
-        proof = prices_certificate(problem.fabric, problem.collective, problem.root, priced)
-        if proof is not None:
-            problem.tighten(proof)
+    late = problem.deadline.late() or len(shares.more) > MOST_EXACT
+    change = np.zeros((0, len(paid)), np.int64)
+    if not late:
+        further, first = master.rows(shares.more), master.rows(shares.first)[:, shares.pair]
+        change = np.unique((further - first).toarray()[paid].T.astype(np.int64), axis=0)
+    for some in exact_prices(change, np.ones(len(paid), np.int64), prices[paid], late=late):
+        by_class = {k: value * int(master.symmetry.times[k]) for k, value in zip(paid.tolist(), some, strict=True)}
+        problem.tighten_by({arc: by_class[k] for arc, k in master.symmetry.class_of.items() if k in by_class})

@@ -2,7 +2,7 @@
 
 The edges of a tree are the cheapest paths through switches, so no switch is split, links may be unequal both ways, and
 switches may be wired to switches. Only the basis comes from the solver's floats: weights and prices are solved again in
-integers (:mod:`.rational`), and the prices become the certificate where cuts are not tight (:mod:`~..bounds.prices`).
+integers (:mod:`.basis`), and the prices become the certificate where cuts are not tight (:mod:`~..bounds.prices`).
 
 ``pairs`` is for an AllReduce on links of unequal directions: its columns are a tree to a root and another one from it.
 """
@@ -10,20 +10,18 @@ integers (:mod:`.rational`), and the prices become the certificate where cuts ar
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from math import floor, lcm
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..bounds.certify import prices_certificate
-from ..bounds.prices import CheapestPaths, arborescence
+from ..bounds.prices import CheapestPaths
+from ..graph.arborescence import cheapest_arborescence
 from ..graph.fabric import Ints, Path
 from ..graph.loads import link_loads
 from ..graph.logical import WeightedTree, ordered, recentre
 from ..problem import Problem, Solution
-from ..tree import AGAINST, ALONG, PER_RANK, Certificate, Edge, Tree
-from .rational import solve
+from ..tree import AGAINST, ALONG, PER_RANK, Edge, Tree
+from .basis import Floats, exact_basis, exact_prices, lowered
 
 MOST_RANKS = 64
 ROUNDS = 300
@@ -33,7 +31,6 @@ EPSILON = 1e-9
 VIOLATION = 1e-9  # of the bound
 GRAIN = 10**6
 HUGE = 1e100  # a price that the trees of a few rounds may not exceed
-Floats = NDArray[np.float64]
 INEXACT = "the linear program has no exact solution within the links"
 
 
@@ -71,7 +68,7 @@ class MasterProblem:
             column, total = self._pair(metric)
             return self._add(column), total
         for root in self.roots:
-            parent = arborescence(metric.cost, root)
+            parent = cheapest_arborescence(metric.cost, root)
             total += sum(float(metric.cost[p, v]) for v, p in enumerate(parent) if v != root)
             new += self._add(self._column(metric, root, parent))
         return new, total
@@ -96,7 +93,7 @@ class MasterProblem:
         for root in range(self.problem.n):
             if best is not None and self.problem.deadline.late():
                 break
-            down, up = arborescence(metric.cost, root), arborescence(towards, root)
+            down, up = cheapest_arborescence(metric.cost, root), cheapest_arborescence(towards, root)
             total = sum(float(metric.cost[p, v]) for v, p in enumerate(down) if v != root)
             total += sum(float(metric.cost[v, p]) for v, p in enumerate(up) if v != root)
             if best is None or total < best[0]:
@@ -219,9 +216,22 @@ def _search(problem: Problem) -> Solution | str:
 
 
 def _tighten(master: MasterProblem, weights: Floats, y: Floats) -> None:
-    certificate = _certificate(master, weights, y)
-    if certificate is not None:
-        master.problem.tighten(certificate)
+    """Use the bound of the prices, made exact by the equations of the trees in use."""
+    problem, arcs = master.problem, list(master.f.arcs)
+    columns = [master.columns[j] for j in np.flatnonzero(weights[:-1] > EPSILON * weights[-1])]
+    paid = np.flatnonzero(y > EPSILON * y.max())
+    if not len(paid):
+        return
+    owners = master.owners(columns)
+    equations = np.vstack([master.matrix(columns)[paid], -owners]).T
+    norm = np.repeat([0, 1], [len(paid), len(owners)])
+    turned = problem.collective in AGAINST and not master.both
+    priced = [arcs[i][::-1] if turned else arcs[i] for i in paid.tolist()]
+    rate = Fraction(float(weights[-1])) * master.f.unit * len(master.roots)
+    for prices in exact_prices(equations, norm, y[paid], late=problem.deadline.late()):
+        problem.tighten_by(dict(zip(priced, prices, strict=False)))
+        if problem.bound <= rate * (1 + Fraction(VIOLATION)):
+            break
 
 
 def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
@@ -267,28 +277,18 @@ def _converge(master: MasterProblem, best: Floats) -> tuple[Floats, Floats, Floa
 
 
 def _weighted(master: MasterProblem, weights: Floats, y: Floats) -> tuple[Tree, ...]:
-    """Trees with the weights of the basis, solved exactly; rounded down a little where it is degenerate."""
+    """Trees with the weights of the basis, solved exactly; rounded down a little where it has no such solution."""
     support = np.flatnonzero(weights[:-1] > EPSILON * weights[-1])
     columns = [master.columns[j] for j in support]
-    uses, owners = master.matrix(columns), master.owners(columns)
-    slack = master.room - uses @ weights[support]
-    met = owners[owners @ weights[support] <= weights[-1] * (1 + 1e-7)]  # the other roots have more than they need
-    full = slack <= 1e-7 * master.room
-    for tight in () if master.problem.deadline.late() else (full, full & (y > EPSILON)):
-        rows = np.concatenate([uses[tight], met])
-        last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(met), 1), np.int64)])
-        exact = solve(np.concatenate([rows, last], axis=1), [*master.room[tight].tolist(), *[0] * len(met)])
-        if exact and min(exact) >= 0 and _fits(uses, exact[:-1], master.room):
-            return _trees(master, columns, _even(owners, exact[:-1]))
-    floors = [Fraction(floor(w * (1 - 1 / GRAIN) * GRAIN), GRAIN) for w in weights[support].tolist()]
-    return _trees(master, columns, _even(owners, floors))
-
-
-def _fits(uses: Ints, weights: Sequence[Fraction], room: Ints) -> bool:
-    scale = lcm(*(w.denominator for w in weights))
-    amounts = [int(w * scale) for w in weights]
-    loads = [sum(int(row[j]) * amounts[j] for j in np.flatnonzero(row).tolist()) for row in uses]
-    return all(load <= int(c) * scale for load, c in zip(loads, room, strict=True))
+    owners, exact = master.owners(columns), None
+    if not master.problem.deadline.late():
+        roots = len(owners)  # each with as much as the rate, or more
+        links = np.column_stack([master.matrix(columns), np.zeros(len(master.room), np.int64)])
+        rows = np.vstack([links, np.column_stack([-owners, np.ones(roots, np.int64)])])
+        right = np.concatenate([master.room, np.zeros(roots, np.int64)])
+        exact = exact_basis(rows, right, np.append(weights[support], weights[-1]), prices=y)
+    values = lowered(weights[support], GRAIN) if exact is None else exact[:-1]
+    return _trees(master, columns, _even(owners, values))
 
 
 def _even(owners: Ints, weights: Sequence[Fraction]) -> list[Fraction]:
@@ -316,34 +316,3 @@ def _trees(master: MasterProblem, columns: Sequence[Column], weights: Sequence[F
 
 def _edges(paths: Sequence[Path]) -> tuple[Edge, ...]:
     return tuple(Edge(path[0], path[-1], path) for path in paths)
-
-
-def _certificate(master: MasterProblem, weights: Floats, y: Floats) -> Certificate | None:
-    """The bound of the prices, made exact by the equations of the trees in use."""
-    columns = [master.columns[j] for j in np.flatnonzero(weights[:-1] > EPSILON * weights[-1])]
-    paid = np.flatnonzero(y > EPSILON * y.max())
-    if not len(paid):
-        return None
-    rows = np.concatenate([master.matrix(columns)[paid], -master.owners(columns)]).T
-    sums = np.zeros((1, rows.shape[1]), np.int64)
-    sums[0, len(paid) :] = 1
-    found: list[Certificate] = []
-    rounded = [Fraction(v / y.max()).limit_denominator(1000) for v in y[paid].tolist()]
-    equations = np.concatenate([rows, sums]), [0] * len(rows) + [1]
-    exact = None if master.problem.deadline.late() else solve(*equations)
-    for values in (exact, rounded):
-        if values is not None and min(values) >= 0:
-            found += _priced(master, dict(zip(paid.tolist(), values, strict=False)))
-    return min(found, key=lambda c: c.capacity_mbps / c.divisor, default=None)
-
-
-def _priced(master: MasterProblem, values: dict[int, Fraction]) -> list[Certificate]:
-    """The certificate of these prices, by the numbers of the arcs, if they fit."""
-    scale = lcm(*(v.denominator for v in values.values()))
-    if scale > GRAIN**2:
-        return []
-    problem, arcs = master.problem, list(master.f.arcs)
-    turned = problem.collective in AGAINST and not master.both
-    prices = {(arcs[i][::-1] if turned else arcs[i]): int(v * scale) for i, v in values.items() if v}
-    certificate = prices_certificate(problem.fabric, problem.collective, problem.root, prices)
-    return [certificate] if certificate else []

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from ..bounds.certify import prices_certificate
-from ..bounds.prices import CheapestPaths, Costs, arborescence
+from ..bounds.prices import CheapestPaths
+from ..graph.arborescence import Costs, cheapest_arborescence
 from ..graph.fabric import Ints, Path
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import WeightedTree, ordered, recentre
@@ -136,7 +136,7 @@ class TemplateProgram:
         orbit = self.symmetry.class_of
         by_orbit = [int(p * scale) * int(t) * ties + 1 for p, t in zip(prices, self.symmetry.times, strict=True)]
         metric = CheapestPaths(self.f, np.array([by_orbit[orbit[arc]] for arc in self.f.arcs]), both_ways=self.both)
-        parent = _nearer(metric.cost, arborescence(metric.cost, 0))
+        parent = _nearer(metric.cost, cheapest_arborescence(metric.cost, 0))
         return self._template([metric.path(parent[v], v) for v in range(1, self.f.n)])
 
     def _template(self, ways: Sequence[Path]) -> TemplateTree:
@@ -212,15 +212,10 @@ def _dot(row: Sequence[Fraction], loads: Sequence[int]) -> Fraction:
 def _tighten(problem: Problem, program: TemplateProgram) -> None:
     """Use the bound of the prices, as exact as they can be said."""
     prices = program.prices()
-    scale = lcm(*(price.denominator for price in prices))
-    if scale > MOST_SCALE or min(prices) < 0:
+    if min(prices) < 0:
         return
     turned_back = problem.collective in AGAINST and not program.both
-    priced = {
-        arc[::-1] if turned_back else arc: int(prices[k] * scale) * int(program.symmetry.times[k])
+    problem.tighten_by({
+        arc[::-1] if turned_back else arc: prices[k] * int(program.symmetry.times[k])
         for arc, k in program.symmetry.class_of.items()
-        if prices[k]
-    }
-    proof = prices_certificate(problem.fabric, problem.collective, problem.root, priced)
-    if proof is not None:
-        problem.tighten(proof)
+    })  # fmt: skip

@@ -1,6 +1,7 @@
 """The best weights for a given list of trees, by linear and integer programs (HiGHS).
 
-A solver answers in floats: :func:`exact_weights` turns them into fractions that fit, and no float leaves this module.
+A solver answers in floats: :mod:`.basis` turns them into fractions, or the nearest ones that fit are taken; no float
+leaves this module.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import numpy as np
 
 from ..graph.logical import Capacities, SpanningTree, WeightedTree, place
 from ..tree import Tree
+from .basis import Floats, exact_basis
 
 DENOMINATOR = 100_000  # a vertex of these programs has smaller ones; doubles tell them apart
 SECONDS = 20.0
@@ -35,9 +37,14 @@ def best_weights(caps: Capacities, shapes: Sequence[SpanningTree]) -> dict[int, 
 
     if not shapes:
         return {}
-    loads, room = loads_of(caps, shapes), np.array(caps.units, float)
-    solved = linprog(-np.ones(len(shapes)), A_ub=loads, b_ub=room, method="highs-ds")
-    return exact_weights(caps, shapes, {i: float(w) for i, w in enumerate(np.asarray(solved.x))})
+    loads, room = loads_of(caps, shapes), np.array(caps.units)
+    solved = linprog(-np.ones(len(shapes)), A_ub=loads, b_ub=room.astype(float), method="highs-ds")
+    x: Floats = np.asarray(solved.x)
+    some = np.flatnonzero(x)
+    exact = exact_basis(loads[:, some].toarray().astype(np.int64), room, x[some])
+    if exact is not None:
+        return {int(i): w for i, w in zip(some, exact, strict=True) if w}
+    return _nearest(caps, shapes, {int(i): float(x[i]) for i in some})
 
 
 def reweighted(caps: Capacities, shapes: Sequence[SpanningTree], chosen: Sequence[int]) -> dict[int, Fraction]:
@@ -46,9 +53,7 @@ def reweighted(caps: Capacities, shapes: Sequence[SpanningTree], chosen: Sequenc
     return {chosen[i]: w for i, w in weights.items()}
 
 
-def exact_weights(
-    caps: Capacities, shapes: Sequence[SpanningTree], weights: Mapping[int, float | Fraction]
-) -> dict[int, Fraction]:
+def _nearest(caps: Capacities, shapes: Sequence[SpanningTree], weights: Mapping[int, float]) -> dict[int, Fraction]:
     """The nearest fractions of small denominator, all scaled down alike if they do not fit."""
     exact = {i: Fraction(w).limit_denominator(DENOMINATOR) for i, w in weights.items() if w > 0}
     exact = {i: w for i, w in sorted(exact.items()) if w > 0}

@@ -16,9 +16,10 @@ from blinkmpi.errors import PlanError
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack, verify
-from blinkmpi.trees.bounds.prices import arborescence
 from blinkmpi.trees.exact import arborescences, arborescences_by_flow
+from blinkmpi.trees.exact.basis import exact_basis, exact_prices, lowered
 from blinkmpi.trees.exact.rational import solve
+from blinkmpi.trees.graph.arborescence import cheapest_arborescence
 from blinkmpi.trees.graph.cuts import min_cut, ratio_cut
 from blinkmpi.trees.graph.fabric import fabric
 from blinkmpi.trees.graph.symmetry import translations
@@ -141,7 +142,7 @@ def test_cheapest_arborescence_against_all(n: int, data: st.DataObject) -> None:
         if all(_leads_to_root(parent, v) for v in range(n)):
             total = sum(int(cost[parent[v], v]) for v in range(1, n))
             best = total if best is None else min(best, total)
-    found = arborescence(cost, 0)
+    found = cheapest_arborescence(cost, 0)
     assert all(_leads_to_root(found, v) for v in range(n))
     assert sum(int(cost[found[v], v]) for v in range(1, n)) == best
 
@@ -170,6 +171,52 @@ def test_exact_solutions(n: int, data: st.DataObject) -> None:
 
 def test_contradiction_has_no_solution() -> None:
     assert solve(np.array([[1, 1], [2, 2]]), [1, 3]) is None
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_a_corner_of_a_linear_program_is_found_again_in_fractions(n: int, m: int, rng: random.Random) -> None:
+    rows = np.array([[rng.randint(0, 4) for _ in range(n)] for _ in range(m)] + [[1] * n])
+    right = np.array([rng.randint(1, 9) for _ in range(m)] + [rng.randint(1, 30)])
+    gain = [rng.randint(1, 9) for _ in range(n)]
+    best = linprog([-g for g in gain], A_ub=rows, b_ub=right, method="highs-ds")
+    exact = exact_basis(rows, right, best.x)
+    assert exact is not None
+    assert min(exact) >= 0
+    assert all(np.array([int(a) for a in row]) @ exact <= b for row, b in zip(rows, right.tolist(), strict=True))
+    assert float(sum(g * x for g, x in zip(gain, exact, strict=True))) == pytest.approx(-best.fun, rel=1e-9)
+
+
+def test_the_last_rows_hold_with_equality_and_what_is_no_corner_is_refused() -> None:
+    rows, right = np.array([[1, 0], [0, 1], [1, -2]]), np.array([5, 5, 0])
+    assert exact_basis(rows, right, np.array([5.0, 2.5]), equal=1) == [5, Fraction(5, 2)]
+    assert exact_basis(rows, right, np.array([5.0, 5.0]), equal=1) is None, "three equations for two unknowns"
+    assert exact_basis(rows, right, np.array([5.0, 2.5]), equal=1, most=1) is None
+
+
+def test_full_rows_without_a_price_do_not_count_where_they_contradict_the_others() -> None:
+    rows, right = np.array([[10**9, 10**9], [10**9, 0], [0, 10**9]]), np.array([2 * 10**9 + 1, 10**9, 10**9])
+    x = np.array([1.0, 1.0])
+    assert exact_basis(rows, right, x) is None
+    assert exact_basis(rows, right, x, prices=np.array([0.0, 1.0, 1.0])) == [1, 1]
+    right[0] -= 2
+    assert exact_basis(rows, right, x, prices=np.array([0.0, 1.0, 1.0])) is None, "they must hold nevertheless"
+
+
+def test_exact_prices_come_first_and_rounded_ones_without_time() -> None:
+    equations, norm = np.array([[2, -3, 0], [0, 1, -1]]), np.array([1, 1, 1])
+    near = np.array([3.0, 2.0, 2.0]) / 7 + 1e-12
+    first, *rest = exact_prices(equations, norm, near)
+    assert first == [Fraction(3, 7), Fraction(2, 7), Fraction(2, 7)]
+    assert list(exact_prices(equations, norm, near, late=True)) == rest
+    assert rest[0] == [1, Fraction(2, 3), Fraction(2, 3)]
+
+
+def test_lowered_floats_are_below_and_near() -> None:
+    x = np.array([0.0, -1e-18, 1 / 3, 7.0])
+    for value, exact in zip(x.tolist(), lowered(x, 10**6), strict=True):
+        assert 0 <= exact <= max(value, 0)
+        assert float(exact) == pytest.approx(value, abs=1e-5)
 
 
 # ---------------------------------------------------------------- tori and their kin
