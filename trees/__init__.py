@@ -3,13 +3,14 @@
 ``tree``       the result: trees, packings, certificates
 ``packing``    the entry point: chooses the links, has the trees packed, and the packing verified
 ``on_links``   the table of methods: tries them and keeps the best
+``pareto_front``  the packings between few, shallow and fast
 ``problem``    what a method gets (fabric, collective, root, options) and what it returns
 ``graph/``     the capacitated graph: link selection, switch splitting, cuts, maximum flows, loads of trees
 ``bounds/``    ``certify`` finds the best possible rate and its certificate, ``verify`` proves a packing
 ``exact/``     methods that meet the bound: Edmonds' arborescences, Cayley graphs, linear programs over trees or paths
-``blink/``     the paper's methods: multiplicative weights, fewer trees by integer programs, hybrid links, groups
-``patterns/``  fixed patterns: one-hop stars, chains, NCCL's rings, one shared memory
+``patterns/``  fixed patterns: one-hop stars, chains, one shared memory; shallow trees; two kinds of links at once
 ``cluster/``   several boxes on a network: spanning trees over all of them
+``baselines/`` what is only taken by name: Blink's own stages, few trees, the early protocol, NCCL's rings
 
 Everything here is a pure function of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, no I/O.
 """
@@ -19,14 +20,14 @@ from typing import TYPE_CHECKING
 from ..util.lazy import lazily
 
 if TYPE_CHECKING:
-    from .blink.pareto import fewest, pareto
     from .bounds.verify import verify
     from .packing import extra_methods, methods, pack
+    from .pareto_front import fewest, pareto
     from .problem import MethodOptions
     from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Edge, Packing, Tree
 else:
     __getattr__, __dir__ = lazily(__name__, {
-        "blink.pareto": ("fewest", "pareto"),
+        "pareto_front": ("fewest", "pareto"),
         "bounds.verify": ("verify",),
         "packing": ("extra_methods", "methods", "pack"),
         "problem": ("MethodOptions",),

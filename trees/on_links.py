@@ -1,43 +1,50 @@
 """Packings on links: the table of methods, which of them may plan a problem, and in what order they are tried.
 
-``METHODS`` says which module is which method.
+``METHODS`` says which module is which method, ``ORDER`` what the automatic choice tries first.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from .answer import TIERS, UNPACKED, checked, nothing, packing_of
-from .blink import few, groups, hybrid, ilp, mwu
+from .baselines import few, groups, ilp, mwu, rings
 from .cluster import assembly, hierarchy
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.fabric import Arc
 from .graph.turning import turned, turning
-from .patterns import chains, rings, shallow, stars
+from .patterns import chains, hybrid, shallow, stars
 from .problem import BACKWARDS, MANY_RANKS, OUT_OF_TIME, Method, MethodOptions, Problem, Solution
 from .tree import ROOTED, Packing
 
 
-def _fits_chain(problem: Problem) -> int:
+def _fits_onehop(problem: Problem) -> bool:
+    return stars.fits(problem) or stars.fits_slow_links(problem)
+
+
+def _fits_symmetric(problem: Problem) -> bool:
+    return symmetric.fits(problem) or symmetric.fits_templates(problem)
+
+
+def _fits_chain(problem: Problem) -> bool:
+    """Many ranks, or all joined to all, or where no other quick method fits."""
     if problem.by_paths:
-        return 0
-    f = problem.oriented
-    if problem.n > stars.MANY_RANKS:
-        return LAST
-    quick = (m for name, m in METHODS.items() if m.auto and name != "chain" and not is_costly(problem, name))
-    last_resort = not any(m.fits(problem) for m in quick)
-    return LAST if last_resort or len(f.hops) == f.n * (f.n - 1) else 0
+        return False
+    if problem.n > stars.MANY_RANKS or len(problem.oriented.hops) == problem.n * (problem.n - 1):
+        return True
+    others = (METHODS[name] for name in AUTOMATIC if name != "chain")
+    return not any(m.fits(problem) for m in others if not m.is_costly(problem))
 
 
-LAST = 9
 # All methods for links: scheme, description, and the module that plans.
 METHODS: dict[str, Method] = {
     TIERS: Method(TIERS, "boxes send to whole groups of boxes, tier by tier of the network",
                     hierarchy.fits, hierarchy.plan),
     "cluster": Method("cluster", "whole boxes exchange over their ports, trees inside each box do the rest",
                       assembly.fits, assembly.plan),
-    "symmetric": Method("symmetric", "shallow templates, turned to every rank", symmetric.fits, symmetric.plan),
-    "exact": Method("trees", "trees grown to the capacity of the links", edmonds.fits, edmonds.plan,
-                    costly=9),
-    "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", stars.fits, stars.plan),
+    "symmetric": Method("symmetric", "shallow templates, turned to every rank", _fits_symmetric, symmetric.plan),
+    "exact": Method("trees", "trees grown to the capacity of the links", edmonds.fits, edmonds.plan, costly=9),
+    "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", _fits_onehop, stars.plan,
+                     all_to_all=True),
     "chain": Method("chain", "chains in depth-first order, which cross a switch link at most once each way",
                     _fits_chain, chains.plan),
     "flows": Method("trees", "trees grown to the capacity of the links, a maximum flow for each edge",
@@ -45,19 +52,38 @@ METHODS: dict[str, Method] = {
     "columns": Method("columns", "a linear program over trees whose edges are cheapest paths",
                       column_generation.fits, column_generation.plan, costly=1),
     "pairs": Method("pairs", "a linear program over pairs of trees, one to a root and another from it",
-                    column_generation.fits_pairs, column_generation.plan_pairs, costly=1),
+                    column_generation.fits_pairs, column_generation.plan_pairs, costly=1, by_pairs=True),
     "paths": Method("paths", "a linear program over paths between all pairs of ranks",
-                    all_pairs.fits, all_pairs.plan, costly=1),
-    # Only if asked for by name: Blink's own stages, limits on trees, and baselines.
-    "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
-    "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
-    "few": Method("few", "few or shallow trees", mwu.fits, few.plan, auto=False),
-    "shallow": Method("shallow", "trees of least depth", shallow.fits, shallow.plan, auto=False),
-    "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan, auto=False),
-    "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan, auto=False),
+                    all_pairs.fits, all_pairs.plan, costly=1, all_to_all=True),
+    # Only if asked for by name: limits on trees, two kinds of links, Blink's own stages, and baselines.
+    "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan),
+    "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan),
+    "few": Method("few", "few or shallow trees", mwu.fits, few.plan),
+    "shallow": Method("shallow", "trees of least depth", shallow.fits, shallow.plan),
+    "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan),
+    "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan),
     "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,
-                     lambda t: hybrid.plan(t, lambda part: pack_on_links(part, "auto")), auto=False),
+                     lambda t: hybrid.plan(t, lambda part: pack_on_links(part, "auto")), all_to_all=True),
 }  # fmt: skip
+# What ``auto`` tries, in this order: a method where the first of its conditions holds.
+ORDER: tuple[tuple[str, Callable[[Problem], bool]], ...] = (
+    (TIERS, hierarchy.fits_many),
+    ("cluster", assembly.fits),
+    ("symmetric", symmetric.fits),
+    ("onehop", stars.fits_evenly),
+    (TIERS, hierarchy.fits_tiers),
+    ("symmetric", symmetric.fits_templates),
+    ("exact", edmonds.fits),
+    (TIERS, hierarchy.fits),
+    ("onehop", stars.fits),
+    ("flows", arborescences_by_flow.fits),
+    ("columns", column_generation.fits),
+    ("paths", all_pairs.fits),
+    ("pairs", column_generation.fits_pairs),
+    ("onehop", stars.fits_slow_links),
+    ("chain", _fits_chain),
+)
+AUTOMATIC = frozenset(name for name, _ in ORDER)
 Arguments = tuple[str, str, int, MethodOptions]  # method, collective, root
 
 
@@ -66,9 +92,10 @@ def pack_on_links(problem: Problem, method: str) -> Packing:
     best: tuple[str, Solution] | None = None
     why: list[str] = []
     wanted = _wanted(problem, method)
-    waiting = sum(is_costly(problem, name) for name in wanted)
-    for name in sorted(wanted, key=lambda name: is_costly(problem, name)) if problem.deadline.late() else wanted:
-        if is_costly(problem, name):
+    costly = {name for name in wanted if METHODS[name].is_costly(problem)}
+    waiting = len(costly)
+    for name in sorted(wanted, key=lambda name: name in costly) if problem.deadline.late() else wanted:
+        if name in costly:
             waiting -= 1
             if best is not None and problem.deadline.late():
                 continue
@@ -94,7 +121,7 @@ def _planned(problem: Problem, name: str) -> Solution | str:
     key = name, problem.collective, problem.root, problem.options
     if key in memo:
         return memo[key]
-    like = _by_symmetry(problem, name) if is_costly(problem, name) or name == "cluster" else None
+    like = _by_symmetry(problem, name) if METHODS[name].is_costly(problem) or name == "cluster" else None
     found = like or METHODS[name].plan(problem)
     cut, met = (found == OUT_OF_TIME, False) if isinstance(found, str) else (found.cut, problem.met(found.rate))
     if met or not (cut or problem.deadline.late()):  # else more time may find a better one
@@ -149,25 +176,13 @@ def _used(problem: Problem, found: Solution) -> Problem:
 
 def candidates(problem: Problem) -> tuple[str, ...]:
     """Methods that ``auto`` may take for the problem, in the order in which to try them."""
-    turns = {name: turn_of(problem, name) for name, m in METHODS.items() if m.auto}
-    return tuple(sorted((name for name, turn in turns.items() if turn), key=lambda name: turns[name]))
-
-
-def turn_of(problem: Problem, name: str) -> int:
-    """When to try a method; 0 if it cannot plan the problem."""
-    if problem.collective == "alltoall" and name not in ("onehop", "paths", "hybrid"):
-        return 0
-    return METHODS[name].fits(problem) if name == "pairs" or not problem.pairs_only else 0
-
-
-def is_costly(problem: Problem, name: str) -> bool:
-    """Whether a method may take seconds for trees on so many ranks; paths of a flow are found soon."""
-    return 0 < METHODS[name].costly <= problem.n and not problem.by_paths
+    able = {name for name in AUTOMATIC if METHODS[name].can(problem)}
+    return tuple(dict.fromkeys(name for name, fits in ORDER if name in able and fits(problem)))
 
 
 def _wanted(problem: Problem, method: str) -> tuple[str, ...]:
     """All candidates for ``auto``, else the one method asked for."""
     if method == "auto":
         return candidates(problem)
-    able = tuple(name for name in METHODS if turn_of(problem, name))
+    able = tuple(name for name, m in METHODS.items() if m.can(problem))
     return (checked(method, able, problem.collective, problem.fabric.topology),)

@@ -83,7 +83,7 @@ def methods(topology: Topology, collective: str, *, root: int = 0, deadline: Dea
         return ("direct",) if memory is not None else ("exact",)
     if memory is not None:
         return ("direct", "chain") if collective in CHAINED else ("direct",)
-    from .on_links import METHODS, candidates, is_costly
+    from .on_links import METHODS, candidates
     from .problem import Problem
 
     problem = Problem(choose_links(topology, collective, root), collective, root)
@@ -93,7 +93,7 @@ def methods(topology: Topology, collective: str, *, root: int = 0, deadline: Dea
     chosen = pack(topology, collective, root=root, deadline=deadline).scheme
     if chosen == TIERS:  # other methods take seconds on so many ranks
         return (TIERS,)
-    names = tuple(name for name in names if METHODS[name].scheme == chosen or not is_costly(problem, name))
+    names = tuple(name for name in names if METHODS[name].scheme == chosen or not METHODS[name].is_costly(problem))
     return tuple(sorted(names, key=lambda name: METHODS[name].scheme != chosen))
 
 
@@ -102,11 +102,11 @@ def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tupl
     _check_call(topology, collective, root)
     if topology.n == 1 or collective == "barrier" or shared_memory(topology) is not None:
         return ()
-    from .on_links import METHODS, turn_of
+    from .on_links import AUTOMATIC, METHODS
     from .problem import Problem
 
     problem = Problem(choose_links(topology, collective, root), collective, root)
-    return tuple(name for name, m in METHODS.items() if not m.auto and turn_of(problem, name))
+    return tuple(name for name, m in METHODS.items() if name not in AUTOMATIC and m.can(problem))
 
 
 def _without_bytes(t: Topology, collective: str, root: int, method: str, memory: int | None) -> Packing:

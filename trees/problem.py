@@ -1,4 +1,4 @@
-"""The packing problem that a method gets, and the solution that it returns; :mod:`.pack` holds the table of methods."""
+"""The problem that a method gets, and the solution that it returns; :mod:`.on_links` has the table of methods."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 
 from ..errors import ArgumentError
 from .bounds.certify import certify, prices_certificate, quick
-from .cluster.boxes import Box, boxes_of, oriented
-from .cluster.tiers import families, tiers
 from .deadline import NEVER, Deadline
+from .graph.boxes import Box, boxes_of, oriented
 from .graph.cuts import MAX_VERTICES
 from .graph.fabric import Arc, Fabric
 from .graph.logical import Capacities, LogicalGraph, capacities_of, logical_graph
+from .graph.tiers import families, tiers
 from .tree import Certificate, Tree
 
 MANY_RANKS = 64  # beyond, what comes this close to a bound that is cheap to compute is not searched further
@@ -197,15 +197,26 @@ class Solution(NamedTuple):
 class Method(NamedTuple):
     """A planning method.
 
-    ``fits`` is 0 where the method cannot plan the problem, else its priority: the automatic choice tries low numbers
-    first. ``plan`` returns why there is no solution, in words, where it fails nevertheless. A method that is not
-    ``auto`` runs only if it is asked for by name. ``costly`` is the number of ranks from which on a method may take
-    seconds, 0 if it never does: there :func:`.pack.methods` lists it only where it is the automatic choice.
+    ``fits`` says whether it can plan the problem; ``plan`` returns why there is no solution, in words, where it fails
+    nevertheless. ``costly`` is the number of ranks from which on it may take seconds, 0 if it never does: there
+    :func:`.packing.methods` lists it only where it is the automatic choice. An alltoall is only for methods that plan
+    ``all_to_all``; an AllReduce on links that do not lead back is only for those that plan ``by_pairs`` of trees.
     """
 
     scheme: str
     why: str
-    fits: Callable[[Problem], int]
+    fits: Callable[[Problem], bool]
     plan: Callable[[Problem], Solution | str]
-    auto: bool = True
     costly: int = 0
+    all_to_all: bool = False
+    by_pairs: bool = False
+
+    def can(self, problem: Problem) -> bool:
+        """Whether the method can plan the problem."""
+        if (problem.collective == "alltoall" and not self.all_to_all) or (problem.pairs_only and not self.by_pairs):
+            return False
+        return self.fits(problem)
+
+    def is_costly(self, problem: Problem) -> bool:
+        """Whether it may take seconds for trees on so many ranks; paths of a flow are found soon."""
+        return 0 < self.costly <= problem.n and not problem.by_paths

@@ -20,8 +20,8 @@ from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.blink.pareto import fewest, pareto
 from blinkmpi.trees.packing import extra_methods, methods, pack
+from blinkmpi.trees.pareto_front import fewest, pareto
 from blinkmpi.trees.problem import MethodOptions
 from blinkmpi.trees.tree import ROOTED, Packing
 

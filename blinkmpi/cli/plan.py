@@ -16,8 +16,8 @@ from ..planning.planner import make_plan
 from ..planning.slots import Gpus
 from ..program.call import collective_named
 from ..topology.model import Topology
-from ..trees.blink.pareto import pareto
 from ..trees.packing import extra_methods, pack
+from ..trees.pareto_front import pareto
 from ..trees.problem import MethodOptions
 from ..trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 from ..util.codec import plain

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, TopologyError
 from ..topology.model import SwitchKind, Topology
-from ..trees.blink.pareto import fewest
 from ..trees.graph.fabric import Fabric, choose_links, fabric
 from ..trees.packing import extra_methods, pack
+from ..trees.pareto_front import fewest
 from ..util.codec import Value
 from ..util.text import plural
 

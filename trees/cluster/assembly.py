@@ -14,11 +14,11 @@ from math import lcm
 from typing import TypeVar
 
 from ..exact.arborescences import MAX_RANKS
+from ..graph.boxes import Box, tiered
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, ROOTED, Edge, Tree
 from . import between_boxes, rails
 from .between_boxes import Stream
-from .boxes import Box, tiered
 from .inside_boxes import BoxTrees, box_trees
 
 Item = TypeVar("Item")
@@ -125,9 +125,9 @@ class PortAssignment:
                 yield from ((i, target) for a, target in s.arcs(len(self.boxes)) if a == b)
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Collectives of spanning trees on several boxes around a network of one tier."""
-    return int(bool(problem.boxes) and not problem.by_paths and not tiered(problem.oriented))
+    return bool(problem.boxes) and not problem.by_paths and not tiered(problem.oriented)
 
 
 def plan(problem: Problem) -> Solution | str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from .boxes import Box
+from ..graph.boxes import Box
 
 FAN = 2  # children of a box on one rail
 

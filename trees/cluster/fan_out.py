@@ -11,8 +11,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from .boxes import Box
-from .tiers import Group
+from ..graph.boxes import Box
+from ..graph.tiers import Group
 
 GRAIN = 10**9  # costs of a copy are integers: this over the MB/s of a link
 LEVELS = 2  # of boxes on a network of direct links, among which the emptiest sends first

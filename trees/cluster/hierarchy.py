@@ -12,12 +12,12 @@ from operator import itemgetter
 
 import msgspec
 
+from ..graph.boxes import Box, tiered
 from ..graph.fabric import Arc, Path
+from ..graph.tiers import Group, tiers
 from ..problem import MANY_RANKS, Problem, Solution
 from ..tree import AGAINST, ALONG, PER_RANK, ROOTED, Edge, Tree
-from .boxes import Box, tiered
 from .fan_out import BoxTree, FanOut
-from .tiers import Group, tiers
 from .ways import NoWayError, Ways
 
 FLAT_RANKS = 1024  # beyond, on a network of one tier too
@@ -29,15 +29,22 @@ WELL, ENOUGH = Fraction(96, 100), Fraction(98, 100)  # of the bound, where no be
 Rooted = tuple[int, tuple[Edge, ...]]  # a tree's root and edges
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Collectives of spanning trees on boxes in which every rank reaches every other one in one hop."""
     if problem.by_paths or problem.collective == "alltoall" or problem.n <= MANY_RANKS or not problem.boxes:
-        return 0
-    if not all(len(box.inner.hops) == box.m * (box.m - 1) for box in problem.boxes):
-        return 0
-    if not tiered(problem.oriented):  # others are exact there, some from so many ranks on too slowly
-        return 1 if problem.n > FLAT_RANKS and problem.collective not in ROOTED else 3
-    return 2
+        return False
+    return all(len(box.inner.hops) == box.m * (box.m - 1) for box in problem.boxes)
+
+
+def fits_tiers(problem: Problem) -> bool:
+    """The same where switches of the network are wired to switches."""
+    return fits(problem) and tiered(problem.oriented)
+
+
+def fits_many(problem: Problem) -> bool:
+    """The same on a network of one tier where exact methods are too slow: so many ranks, with a tree from each."""
+    many = problem.n > FLAT_RANKS and problem.collective not in ROOTED
+    return many and fits(problem) and not tiered(problem.oriented)
 
 
 def plan(problem: Problem) -> Solution | str:

@@ -12,11 +12,11 @@ from math import lcm
 import numpy as np
 
 from ..exact.arborescences import best_arborescences, pack_spanning_trees
+from ..graph.boxes import Box
 from ..graph.cuts import out_cuts, strength, subset_sums
 from ..graph.fabric import star
 from ..graph.logical import LogicalGraph, WeightedTree, place, split_switches
 from ..tree import Edge, Tree
-from .boxes import Box
 
 Supply = tuple[Fraction, ...]
 

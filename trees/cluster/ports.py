@@ -6,8 +6,8 @@ port costs a copy what the network card takes, and what its rank takes to hand i
 
 from collections.abc import Sequence
 
+from ..graph.boxes import Box
 from ..graph.fabric import Arc
-from .boxes import Box
 
 GRAIN = 10**9  # costs of a copy are integers: this over the MB/s of a link
 

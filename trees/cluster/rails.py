@@ -17,9 +17,9 @@ import numpy as np
 
 from ..deadline import Deadline
 from ..exact.basis import Floats, exact_basis, lowered
+from ..graph.boxes import Box
 from ..graph.fabric import Ints
 from .between_boxes import Stream, Ways
-from .boxes import Box
 
 EPSILON = 1e-9
 GRAIN = 10**9

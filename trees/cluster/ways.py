@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice, pairwise
 from typing import Generic, TypeVar
 
+from ..graph.boxes import Box, outside
 from ..graph.fabric import Arc, Fabric, Path
 from ..tree import Edge
-from .boxes import Box, outside
 from .ports import Ports
 
 GRAIN = 10**9  # costs of a copy are integers: this over the MB/s of a link

@@ -28,11 +28,11 @@ LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
 MOST_CUTS = 64  # that are kept
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """All but paths, on graphs too large for :mod:`.edmonds`."""
     f = problem.oriented
     sized = MAX_RANKS < problem.n <= (MOST_JOINED if len(f.vertices) == f.n else MOST_RANKS)
-    return 4 if sized and not problem.by_paths and f.flat else 0
+    return sized and not problem.by_paths and f.flat
 
 
 def plan(problem: Problem) -> Solution | str:

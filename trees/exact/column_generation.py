@@ -160,15 +160,15 @@ class MasterProblem:
         return np.asarray(found.x), marginal[: len(self.room)], marginal[len(self.room) :]
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Collectives of spanning trees, up to the size that linear programs solve in seconds."""
-    return 5 if 1 < problem.n <= MOST_RANKS and not problem.by_paths else 0
+    return 1 < problem.n <= MOST_RANKS and not problem.by_paths
 
 
-def fits_pairs(problem: Problem) -> int:
+def fits_pairs(problem: Problem) -> bool:
     """An AllReduce on links of unequal directions, up to the same size; on any where trees there do not lead back."""
     sized = fits(problem) or problem.pairs_only  # which no other method plans
-    return 6 if problem.collective == "allreduce" and sized and not problem.fabric.even else 0
+    return problem.collective == "allreduce" and sized and not problem.fabric.even
 
 
 def plan_pairs(problem: Problem) -> Solution | str:

@@ -18,9 +18,9 @@ from ..tree import Edge, Tree
 from .arborescences import MAX_RANKS, best_arborescences, pack_spanning_trees
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Gather and Scatter everywhere; trees up to 16 ranks whose switches can be split in closed form."""
-    return 2 if problem.by_paths or (problem.n <= MAX_RANKS and problem.logical is not None) else 0
+    return problem.by_paths or (problem.n <= MAX_RANKS and problem.logical is not None)
 
 
 def plan(problem: Problem) -> Solution:

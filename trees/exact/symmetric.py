@@ -21,14 +21,17 @@ from ..problem import Problem, Solution
 from ..tree import Edge, Tree
 from . import templates
 
+FROM_EACH = ("allgather", "reduce_scatter", "allreduce")
 
-def fits(problem: Problem) -> int:
-    """Collectives to which every rank contributes, on a fabric that looks the same from each."""
-    if problem.collective not in ("allgather", "reduce_scatter", "allreduce"):
-        return 0
-    if translations(problem.oriented) is not None:
-        return 1
-    return 2 if templates.fits(problem) else 0
+
+def fits(problem: Problem) -> bool:
+    """Collectives to which every rank contributes, on a fabric that translations map onto itself."""
+    return problem.collective in FROM_EACH and translations(problem.oriented) is not None
+
+
+def fits_templates(problem: Problem) -> bool:
+    """The same collectives on a fabric with switches that looks the same from every rank."""
+    return problem.collective in FROM_EACH and not fits(problem) and templates.fits(problem)
 
 
 def plan(problem: Problem) -> Solution | str:

@@ -2,6 +2,7 @@
 
 ``fabric``        the machine's links of some kinds as a capacitated graph of ranks and switches
 ``logical``       the graph between ranks alone, switches split away; places its trees on physical paths
+``boxes``         which ranks share a box, and its ports to the network; ``tiers``: the groups of boxes below each tier
 ``arborescence``  the cheapest spanning arborescence at given costs
 ``cuts``          minimum cuts and partitions of small graphs, over all subsets of vertices at once
 ``cuts_by_flow``  the same for larger graphs, by maximum flows

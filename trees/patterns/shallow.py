@@ -25,9 +25,9 @@ MOST_RANKS = 32  # with a tree from each rank; beyond, plans would grow by more 
 LOSS = Fraction(1, 20)  # of the rate, for fewer trees
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Collectives of trees."""
-    return int(not problem.by_paths and (problem.collective not in PER_RANK or problem.n <= MOST_RANKS))
+    return not problem.by_paths and (problem.collective not in PER_RANK or problem.n <= MOST_RANKS)
 
 
 def plan(problem: Problem) -> Solution | str:

@@ -15,17 +15,23 @@ from ..tree import Edge, Tree
 MANY_RANKS = 64  # a cluster of more ranks is left to other methods
 
 
-def fits(problem: Problem) -> int:
-    """All pairs of ranks are joined; the first choice where they are joined with equal capacity.
+def fits(problem: Problem) -> bool:
+    """All pairs of ranks are joined."""
+    return not _left_to_others(problem) and problem.logical is not None and bool(planes(problem.logical))
 
-    Where PCIe or host links join all pairs, and NVLink some, stars on the slow links are the last choice: few bytes
-    take one hop.
-    """
-    if problem.n > MANY_RANKS and problem.boxes:
-        return 0
-    if problem.logical is not None and planes(problem.logical):
-        return 1 if uniform(problem.logical) else 3
-    return 8 if _on_slow_links(problem) is not None else 0
+
+def fits_evenly(problem: Problem) -> bool:
+    """All pairs of ranks are joined with equal capacity."""
+    return fits(problem) and problem.logical is not None and uniform(problem.logical)
+
+
+def fits_slow_links(problem: Problem) -> bool:
+    """PCIe or host links join all pairs, and NVLink some: few bytes take one hop."""
+    return not _left_to_others(problem) and not fits(problem) and _on_slow_links(problem) is not None
+
+
+def _left_to_others(problem: Problem) -> bool:
+    return problem.n > MANY_RANKS and bool(problem.boxes)
 
 
 def plan(problem: Problem) -> Solution:

@@ -29,7 +29,7 @@ NO_RANK = (
     "blinkmpi.planning.subsets", "blinkmpi.plot", "blinkmpi.program.cost_model",
     "blinkmpi.runtime.cuda.call", "blinkmpi.runtime.cuda.context", "blinkmpi.runtime.inspection",
     "blinkmpi.topology.importers", "blinkmpi.topology.probe", "blinkmpi.torch", "blinkmpi.transport.cuda.transport",
-    "blinkmpi.trees.blink", "blinkmpi.trees.cluster", "blinkmpi.trees.exact", "blinkmpi.trees.on_links",
+    "blinkmpi.trees.baselines", "blinkmpi.trees.cluster", "blinkmpi.trees.exact", "blinkmpi.trees.on_links",
 )  # fmt: skip
 OURS, MOST = (136, 127), (216, 206)  # modules of blinkmpi, and of all: of rank 0, of others. A few more than now.
 OPENED = """

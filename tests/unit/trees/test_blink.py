@@ -19,14 +19,14 @@ from blinkmpi.program.lower import lower
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import COLLECTIVES, pack, verify
-from blinkmpi.trees.blink.groups import divide
-from blinkmpi.trees.blink.hybrid import split
-from blinkmpi.trees.blink.mwu import shortest_tree
+from blinkmpi.trees.baselines.groups import divide
+from blinkmpi.trees.baselines.mwu import shortest_tree
 from blinkmpi.trees.exact.enumeration import all_spanning_trees
 from blinkmpi.trees.graph.arborescence import cheapest_arborescence
 from blinkmpi.trees.graph.fabric import FAST, fabric
 from blinkmpi.trees.graph.logical import SpanningTree, capacities_of, ordered, split_switches
 from blinkmpi.trees.packing import extra_methods, methods
+from blinkmpi.trees.patterns.hybrid import split
 from blinkmpi.trees.problem import MethodOptions
 from tests.unit.trees.packings import call_of, reference, sends_of
 from tests.unit.trees.test_certify import machines, partitions

@@ -20,12 +20,12 @@ from blinkmpi.program.estimate import Estimate
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import pack
-from blinkmpi.trees.blink import few
-from blinkmpi.trees.blink.pareto import fewest, front, pareto
+from blinkmpi.trees.baselines import few
 from blinkmpi.trees.exact.enumeration import all_spanning_trees
 from blinkmpi.trees.exact.weights import best_weights
 from blinkmpi.trees.graph.fabric import FAST, fabric
 from blinkmpi.trees.graph.logical import capacities_of, split_switches
+from blinkmpi.trees.pareto_front import fewest, front, pareto
 from blinkmpi.trees.problem import MethodOptions
 from blinkmpi.trees.tree import Packing
 from tests.unit.trees.test_certify import machines

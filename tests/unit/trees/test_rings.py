@@ -11,8 +11,8 @@ from blinkmpi.errors import TopologyError
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees import pack
+from blinkmpi.trees.baselines.rings import all_rings, lanes_of, largest_set
 from blinkmpi.trees.graph.fabric import FAST, fabric
-from blinkmpi.trees.patterns.rings import all_rings, lanes_of, largest_set
 from tests.unit.trees.packings import machine_of
 from tests.unit.trees.test_certify import machines
 from tests.unit.trees.test_few import LANE, unique_subsets

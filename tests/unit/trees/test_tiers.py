@@ -12,9 +12,9 @@ from blinkmpi.topology.model import Topology
 from blinkmpi.trees.bounds.certify import certify
 from blinkmpi.trees.bounds.verify import verify
 from blinkmpi.trees.cluster import hierarchy
-from blinkmpi.trees.cluster.tiers import families, tiers
 from blinkmpi.trees.graph import edge_table
 from blinkmpi.trees.graph.fabric import choose_links
+from blinkmpi.trees.graph.tiers import families, tiers
 from blinkmpi.trees.on_links import finished
 from blinkmpi.trees.packing import pack
 from blinkmpi.trees.problem import Problem, Solution

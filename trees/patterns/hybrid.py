@@ -24,9 +24,9 @@ class VectorSplit(NamedTuple):
     seconds: Fraction
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Machines where each of the two kinds of links joins the ranks."""
-    return int(all(f.arcs and f.serves(problem.collective, problem.root) for f in _both(problem)))
+    return all(f.arcs and f.serves(problem.collective, problem.root) for f in _both(problem))
 
 
 def _both(problem: Problem) -> tuple[Fabric, Fabric]:

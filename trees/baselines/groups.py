@@ -21,9 +21,9 @@ MAX_RANKS = 12
 Group = tuple[int, ...]
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Collectives of spanning trees on graphs small enough to search for groups."""
-    return int(mwu.fits(problem) > 0 and problem.n <= MAX_RANKS)
+    return mwu.fits(problem) and problem.n <= MAX_RANKS
 
 
 def plan(problem: Problem) -> Solution:

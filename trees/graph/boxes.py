@@ -10,8 +10,8 @@ from functools import cached_property
 import msgspec
 
 from ...topology.model import Topology
-from ..graph.fabric import FAST, Arc, Fabric, Path, fabric
 from ..tree import AGAINST, ALONG
+from .fabric import FAST, Arc, Fabric, Path, fabric
 
 LEAST_BOXES = 2
 

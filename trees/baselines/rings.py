@@ -20,9 +20,9 @@ from ...errors import TopologyError
 from ..exact.weights import DENOMINATOR, integer_program
 from ..graph.fabric import FAST, SLOW, Arc, Fabric, Path, fabric
 from ..graph.loads import link_loads, scaled
+from ..patterns.chains import depth_first
 from ..problem import Problem, Solution
 from ..tree import PER_RANK, ROOTED, Edge, Tree
-from .chains import depth_first
 
 Ring = tuple[int, ...]
 MAX_RANKS = 64
@@ -31,9 +31,9 @@ STEPS = 400_000
 NODES = 20_000
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Any collective of spanning trees, up to the number of ranks where n paths for each ring are still of use."""
-    return int(not problem.by_paths and problem.n <= MAX_RANKS)
+    return not problem.by_paths and problem.n <= MAX_RANKS
 
 
 def plan(problem: Problem) -> Solution:

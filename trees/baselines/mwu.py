@@ -25,10 +25,10 @@ Lengths = list[list[float]]  # of the arc from u to v, infinite where there is n
 Oracle = Callable[[Lengths], SpanningTree]
 
 
-def fits(problem: Problem) -> int:
+def fits(problem: Problem) -> bool:
     """Collectives of spanning trees from one root or none, on graphs small enough for the dense oracle."""
     spanning = problem.collective in ("broadcast", "reduce", "allreduce")
-    return int(spanning and problem.logical is not None and problem.n <= MAX_RANKS)
+    return spanning and problem.logical is not None and problem.n <= MAX_RANKS
 
 
 def plan(problem: Problem) -> Solution:

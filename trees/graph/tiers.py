@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from math import isqrt
 from typing import NamedTuple
 
-from ..graph.fabric import Fabric
 from .boxes import Box, outside
+from .fabric import Fabric
 
 MOST_CHILDREN = 24  # of a group; more of them are grouped anew
 

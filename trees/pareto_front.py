@@ -1,22 +1,22 @@
 """The Pareto front of packings between few, shallow and fast (Blink section 3.2.1).
 
-A packing is on the front if no other one found has as few trees, as little depth and as high a rate. :mod:`.few` finds
-them: for every limit on depth that matters, the best packings of 1, 2, ... trees.
+A packing is on the front if no other one found has as few trees, as little depth and as high a rate.
+:mod:`.baselines.few` finds them: for every limit on depth that matters, the best packings of 1, 2, ... trees.
 """
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from ...topology.model import Topology
-from ..bounds.verify import verify
-from ..exact.weights import best_weights, fewest_for, most_with, placed
-from ..graph.fabric import choose_links
-from ..graph.logical import Capacities, SpanningTree
-from ..on_links import finished
-from ..problem import Problem, Solution
-from ..tree import Packing
-from . import few
-from .pool import least_depth
+from ..topology.model import Topology
+from .baselines import few
+from .baselines.pool import least_depth
+from .bounds.verify import verify
+from .exact.weights import best_weights, fewest_for, most_with, placed
+from .graph.fabric import choose_links
+from .graph.logical import Capacities, SpanningTree
+from .on_links import finished
+from .problem import Problem, Solution
+from .tree import Packing
 
 NODES = 50
 
