@@ -5,7 +5,7 @@ from typing import cast
 
 from ..errors import ArgumentError, NoPackingError
 from ..topology.model import Topology
-from .tree import ROOTED, Certificate, Collective, Packing, Tree
+from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
 
 SHALLOW = "depth-"  # of the schemes of method ``shallow``, before the number of hops
 UNPACKED = "so many ranks have no paths of their own for it, and a plan takes those of all scatters"
@@ -53,6 +53,21 @@ def checked(method: str, names: tuple[str, ...], collective: str, t: Topology) -
             "choose one of these"
         )
     return method
+
+
+def check_call(t: Topology, collective: str, root: int) -> None:
+    """Check what a packing is asked for.
+
+    Raises:
+        ArgumentError: for an unknown collective, or a root that is no rank. TopologyError: for one that is none.
+    """
+    if not t.__dict__.get("_checked"):
+        t.check()
+        t.__dict__["_checked"] = True
+    if collective not in COLLECTIVES:
+        raise ArgumentError(f"collective {collective!r}: expected one of {', '.join(COLLECTIVES)}; choose one of these")
+    if not 0 <= root < t.n:
+        raise ArgumentError(f"root {root}: {t.name} has ranks 0..{t.n - 1}; choose one of these")
 
 
 def is_shallow(packing: Packing) -> bool:

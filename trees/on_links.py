@@ -59,7 +59,7 @@ METHODS: dict[str, Method] = {
     "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan),
     "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan),
     "few": Method("few", "few or shallow trees", mwu.fits, few.plan),
-    "shallow": Method("shallow", "trees of least depth", shallow.fits, shallow.plan),
+    "shallow": Method("shallow", "trees of least depth", shallow.fits, shallow.plan, all_to_all=True),
     "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan),
     "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan),
     "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,

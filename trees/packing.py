@@ -9,14 +9,13 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError
 from ..topology.model import Topology
-from .answer import TIERS, UNPACKED, checked, nothing, packing_of
+from .answer import TIERS, UNPACKED, check_call, checked, nothing, packing_of
 from .bounds.verify import verify
 from .deadline import NEVER, Deadline
 from .graph.fabric import choose_links, shared_memory
 from .patterns.shared_memory import CHAINED, WHY, share_memory, star_tree
-from .tree import COLLECTIVES, Packing, Tree, trivial
+from .tree import Packing, Tree, trivial
 
 if TYPE_CHECKING:
     from .problem import MethodOptions
@@ -49,7 +48,7 @@ def pack(
         NoPackingError: where the method that was asked for finds nothing, with the reason.
         TopologyError: if no links join the ranks, or the topology is not one.
     """
-    _check_call(topology, collective, root)
+    check_call(topology, collective, root)
     memory = shared_memory(topology)
     if collective == "alltoall" and topology.n > MOST_ALL_TO_ALL:
         raise nothing(collective, topology, method, [UNPACKED])
@@ -75,7 +74,7 @@ def methods(topology: Topology, collective: str, *, root: int = 0, deadline: Dea
 
     Some may find nothing: :func:`pack` then raises NoPackingError.
     """
-    _check_call(topology, collective, root)
+    check_call(topology, collective, root)
     memory = shared_memory(topology)
     if collective == "alltoall" and topology.n > MOST_ALL_TO_ALL:
         return ()
@@ -99,7 +98,7 @@ def methods(topology: Topology, collective: str, *, root: int = 0, deadline: Dea
 
 def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str, ...]:
     """Further methods that :func:`pack` accepts by name: slower ones, and baselines."""
-    _check_call(topology, collective, root)
+    check_call(topology, collective, root)
     if topology.n == 1 or collective == "barrier" or shared_memory(topology) is not None:
         return ()
     from .on_links import AUTOMATIC, METHODS
@@ -125,13 +124,3 @@ def _without_bytes(t: Topology, collective: str, root: int, method: str, memory:
             links, tree = "+".join(fabric.kinds), chains.shallow(fabric, 0)
     scheme = "trees" if name == "exact" else name
     return packing_of(t, collective, root, name, links, ((tree,), Fraction(1), trivial(why)), why, scheme)
-
-
-def _check_call(t: Topology, collective: str, root: int) -> None:
-    if not t.__dict__.get("_checked"):
-        t.check()
-        t.__dict__["_checked"] = True
-    if collective not in COLLECTIVES:
-        raise ArgumentError(f"collective {collective!r}: expected one of {', '.join(COLLECTIVES)}; choose one of these")
-    if not 0 <= root < t.n:
-        raise ArgumentError(f"root {root}: {t.name} has ranks 0..{t.n - 1}; choose one of these")

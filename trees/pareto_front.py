@@ -1,43 +1,121 @@
 """The Pareto front of packings between few, shallow and fast (Blink section 3.2.1).
 
-A packing is on the front if no other one found has as few trees, as little depth and as high a rate.
-:mod:`.baselines.few` finds them: for every limit on depth that matters, the best packings of 1, 2, ... trees.
+A packing is on the front if no other one found has as few trees, as little depth and as high a rate. :func:`by_depth`
+gives the best packing of each depth, for every collective, and on small graphs the proof that no trees of so many hops
+are faster. For a collective from one root, or an AllReduce, :mod:`.baselines.few` finds those of 1, 2, ... trees, too.
 """
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
+from ..errors import ArgumentError
 from ..topology.model import Topology
+from .answer import check_call
 from .baselines import few
 from .baselines.pool import least_depth
-from .bounds.verify import verify
+from .bounds.verify import verify, verify_depth
+from .deadline import NEVER, Deadline
 from .exact.weights import best_weights, fewest_for, most_with, placed
-from .graph.fabric import choose_links
+from .graph.fabric import choose_links, shared_memory
 from .graph.logical import Capacities, SpanningTree
-from .on_links import finished
+from .on_links import METHODS, finished, pack_on_links
+from .patterns import shallow
 from .problem import Problem, Solution
-from .tree import Packing
+from .tree import Certificate, Packing
 
 NODES = 50
 
 
 def pareto(topology: Topology, collective: str, root: int = 0, *, search: bool = False) -> tuple[Packing, ...]:
-    """The front, fewest trees first.
+    """The front, fewest trees first: with numbers of trees where method ``few`` can plan, else by depth alone.
 
     Args:
         search: let integer programs search for better packings on small graphs, which takes seconds.
 
     Raises:
-        ArgumentError: for a collective or graph that method ``few`` cannot plan.
+        ArgumentError: for an unknown collective or root, a barrier, one rank, or ranks that share one memory.
+        TopologyError: if no links join the ranks. NoPackingError: for an AllToAll of too many ranks.
     """
-    problem = Problem(choose_links(topology, collective, root), collective, root)
-    found = [verify(finished(problem, "few", planned), topology) for planned in _candidates(problem, search)]
-    return front(found)
+    problem = _problem(topology, collective, root, NEVER.within(None))
+    if METHODS["few"].can(problem):
+        return front([verify(finished(problem, "few", some), topology) for some in _candidates(problem, search)])
+    fastest = verify(pack_on_links(problem, "auto"), topology)
+    return front([fastest, *(point.packing for point in by_depth(topology, collective, root))])
+
+
+class DepthPoint(NamedTuple):
+    """A packing of trees of at most ``depth`` hops.
+
+    Attributes:
+        proof: prices at which no trees of at most so many hops are faster than its bound; None where graphs are too
+            large to look at all of them, or there was no time.
+    """
+
+    depth: int
+    packing: Packing
+    proof: Certificate | None
+
+    @property
+    def proved(self) -> bool:
+        """Whether no trees of so many hops are faster, be it because no trees at all are."""
+        return self.packing.optimal or (self.proof is not None and self.proof.bound == self.packing.rate)
+
+
+def by_depth(
+    topology: Topology, collective: str, root: int = 0, *, seconds: float | None = None
+) -> tuple[DepthPoint, ...]:
+    """The best packing found of each depth at which the rate grows, the least depth first, and last the fastest.
+
+    Depths are hops from rank to rank. Trees are priced exactly in two hops to 16 ranks, in more to 9; paths to 32. Each
+    packing is verified, and so is its proof.
+
+    Args:
+        seconds: of CPU time for all depths; by default as for :func:`~.packing.pack`.
+
+    Raises:
+        ArgumentError: for an unknown collective or root, a barrier, one rank, or ranks that share one memory.
+        TopologyError: if no links join the ranks. NoPackingError: for an AllToAll of too many ranks.
+    """
+    problem = _problem(topology, collective, root, NEVER.within(seconds))
+    fastest = verify(pack_on_links(problem, "auto"), topology)
+    points: list[DepthPoint] = []
+    least = shallow.least_depth(problem) if METHODS["shallow"].can(problem) else fastest.depth
+    for depth in range(least, fastest.depth):
+        point = _point(problem, depth, first=depth == least)
+        if point is not None and not (points and point.packing.rate <= points[-1].packing.rate):
+            points.append(point)
+        if points and points[-1].packing.rate >= fastest.rate:
+            return tuple(points)
+    return (*points, DepthPoint(fastest.depth, fastest, None))
+
+
+def _problem(topology: Topology, collective: str, root: int, deadline: Deadline) -> Problem:
+    check_call(topology, collective, root)
+    if topology.n < 2 or collective == "barrier" or shared_memory(topology) is not None:
+        raise ArgumentError(
+            f"{collective} on {topology.name}: depth and rate are compared where several ranks send bytes over links, "
+            "not through one memory; take blinkmpi.trees.pack"
+        )
+    return Problem(choose_links(topology, collective, root), collective, root, deadline=deadline)
+
+
+def _point(problem: Problem, depth: int, *, first: bool) -> DepthPoint | None:
+    """The best packing of one depth, verified; of the least depth there is one in any case."""
+    best = shallow.best(problem, depth)
+    found = shallow.plan(problem) if best is None and first else best and best.found
+    if found is None or isinstance(found, str):
+        return None
+    packing = verify(finished(problem, "shallow", found), problem.fabric.topology)
+    proof = None if best is None else best.proof
+    if proof is not None:
+        verify_depth(packing, proof, depth, problem.fabric.topology)
+    return DepthPoint(depth, packing, proof)
 
 
 def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, few.FewestTrees]:
     """The packing of the best rate with the fewest trees, and the proof that it has."""
-    problem = Problem(choose_links(topology, collective, root), collective, root)
+    problem = _problem(topology, collective, root, NEVER)
     result = few.fewest(problem)
     return verify(finished(problem, "few", result.planned), topology), result
 

@@ -141,6 +141,11 @@ class Certificate(Value, frozen=True):
     divisor: Fraction
     text: str
 
+    @property
+    def bound(self) -> Fraction:
+        """The MB/s that it allows."""
+        return self.capacity_mbps / self.divisor
+
 
 def trivial(text: str) -> Certificate:
     """The certificate where no byte travels; its bound of 1 MB/s stands for "no limit"."""

@@ -94,7 +94,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
         raise ArgumentError("--trees is for --diff A B; leave it out, a plan of one --collective shows its trees")
     if args.lang and (args.pareto or args.json):
         raise ArgumentError("--lang prints one program; leave --pareto and --json out")
-    method, options = _method(args)
+    methods, options = _methods(args)
     if args.plot:
         from ..util.figure import check_target
 
@@ -110,8 +110,8 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
         if args.collective is None and not args.json:
             return 0
         found = [(_best(whole, collective, args.root), seconds) for collective in wanted]
-    if method != "auto":
-        found, left_out = _by_method(topology, wanted, args.root, method, options)
+    if methods != ("auto",):
+        found, left_out = _by_method(topology, wanted, args.root, methods, options)
     elif not args.output:
         found = _planned(topology, wanted, args.root, mpi, gpus)
     front = _front(topology, found[0][0], args.root) if args.pareto else ()
@@ -138,8 +138,8 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
     return 0
 
 
-def _method(args: argparse.Namespace) -> tuple[str, MethodOptions]:
-    """The method and its parameters.
+def _methods(args: argparse.Namespace) -> tuple[Sequence[str], MethodOptions]:
+    """The method, or those that read the flags, and their parameters.
 
     Raises:
         ArgumentError: for a flag that the method does not read.
@@ -154,7 +154,8 @@ def _method(args: argparse.Namespace) -> tuple[str, MethodOptions]:
             able_ones = " and ".join(knob.methods)
             raise ArgumentError(f"{knob.flag} is for method {able_ones}, not {other}; leave one of them out")
     values = {name: of_flag(knob.flag, knob.read, getattr(args, name)) for name, knob in given.items()}
-    return method, MethodOptions(**values).check()
+    options = MethodOptions(thorough="max_depth" in values, **values)
+    return able if args.method == "auto" and able else (method,), options.check()
 
 
 def _planned(topology: Topology, wanted: Sequence[Collective], root: int, mpi: bool, gpus: Gpus) -> Found:
@@ -174,16 +175,19 @@ def _best(plan: Plan, collective: Collective, root: int) -> Packing:
 
 
 def _by_method(
-    topology: Topology, wanted: Sequence[Collective], root: int, method: str, options: MethodOptions
+    topology: Topology, wanted: Sequence[Collective], root: int, methods: Sequence[str], options: MethodOptions
 ) -> tuple[Found, dict[str, str]]:
-    """The packings of a method that was asked for; of several collectives those that it cannot plan are left out, with
-    the reason.
+    """The packings, each by the first of the methods that can plan its collective.
+
+    Of several collectives those that none can plan are left out, with the reason.
     """
     found: Found = []
     left_out: dict[str, str] = {}
     for collective in wanted:
         start = time.perf_counter()
         try:
+            able = methods if len(methods) == 1 else extra_methods(topology, collective, root=root)
+            method = next((some for some in methods if some in able), methods[0])
             packing = pack(topology, collective, root=root, method=method, options=options, seconds=read().plan_s)
         except ArgumentError as error:
             if len(wanted) == 1:
@@ -198,10 +202,10 @@ def _by_method(
 
 def _front(topology: Topology, packing: Packing, root: int) -> tuple[Packing, ...]:
     collective = packing.collective
-    if "few" not in extra_methods(topology, collective, root=root):
+    if not {"few", "shallow"} & set(extra_methods(topology, collective, root=max(root, 0))):
         raise ArgumentError(
-            f"--pareto: few and shallow trees for {collective} on {topology.name} are not searched for; it is for "
-            "broadcast, reduce and allreduce on a few GPUs joined by links or one switch"
+            f"--pareto: few and shallow trees for {collective} on {topology.name} are not searched for; it is for GPUs "
+            "joined by links, with a tree from each rank for at most 32"
         )
     return pareto(topology, collective, root)
 

@@ -138,7 +138,7 @@ def _shallower(
         if not any(p.depth <= packing.depth and p.rate >= packing.rate for p in (*there, *found)):
             found.append(packing)
         limit = (limit or packing.depth) + 1
-        if limit >= enough:
+        if limit >= enough or packing.rate >= fastest:
             break
     return found
 

@@ -27,11 +27,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...topology.model import Topology
+from ...util.text import plural
 from ..deadline import NEVER, Deadline
 from ..graph import cuts, cuts_by_flow
 from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
 from ..tree import ROOTED, Certificate, trivial
-from .prices import FAR, cheapest
+from .prices import FAR, PATHS, cheapest
 
 MOST_SHOWN = 64  # classes that a text names
 AWAY = ("broadcast", "allgather", "gather")  # bounded by what leaves a side; the others by what enters it
@@ -216,23 +217,43 @@ def partition_certificate(f: Fabric, parts: Sequence[tuple[int, ...]]) -> Certif
 
 
 def prices_certificate(
-    f: Fabric, collective: str, root: int, prices: Mapping[Arc, int | Fraction]
+    f: Fabric, collective: str, root: int, prices: Mapping[Arc, int | Fraction], depth: int = 0
 ) -> Certificate | None:
-    """The bound of prices of links; None where trees cost nothing at them, or as integers they do not fit 58 bits."""
+    """The bound of prices of links; None where trees cost nothing at them, or as integers they do not fit 58 bits.
+
+    Args:
+        depth: the bound is for trees of at most so many hops; 0: for any.
+    """
     scale = lcm(*(price.denominator for price in prices.values()))
     whole = {arc: int(price * scale) for arc, price in prices.items() if price}
     capacity = sum(f.arcs[arc] * price for arc, price in whole.items())
     if capacity >= FAR or sum(whole.values()) * f.n >= FAR:
         return None
-    cost = cheapest(f, collective, root, whole)
+    cost = cheapest(f, collective, root, whole, depth)
     if not cost:
         return None
+    kind = "paths" if collective in PATHS else "trees"
+    within = f" of at most {plural(depth, 'hop')}" if depth else ""
     text = (
         f"prices on {len(whole)} of {len(f.arcs)} links: together {capacity} MB/s, "
-        f"and no {'paths' if collective == 'alltoall' else 'trees'} cost less than {cost} for each unit of the rate"
+        f"and no {kind}{within} cost less than {cost} for each unit of the rate"
     )
     parts = tuple((u, v, price) for (u, v), price in sorted(whole.items()))
     return Certificate("prices", parts, Fraction(capacity), cost, text)
+
+
+def best_of_prices(
+    f: Fabric, collective: str, root: int, tries: Iterable[Mapping[Arc, int | Fraction]], rate: Fraction, depth: int
+) -> Certificate | None:
+    """The least bound that some prices give for trees of at most so many hops, or the first that equals ``rate``."""
+    best: Certificate | None = None
+    for prices in tries:
+        found = prices_certificate(f, collective, root, prices, depth)
+        if found is not None and (best is None or found.bound < best.bound):
+            best = found
+        if best is not None and best.bound == rate:
+            break
+    return best
 
 
 def _sides(t: Topology, parts: Iterable[Iterable[int]]) -> str:

@@ -9,18 +9,22 @@ broadcast, reduce           the cheapest arborescence from the root (reduce: aga
 allgather, reduce_scatter   the mean over the ranks of the cheapest arborescence from each
 allreduce                   the least, over the ranks, of the cheapest arborescences to it and from it together
 alltoall                    the mean over the ranks of the cheapest paths to all others, which may lead through ranks
+scatter, gather             the n-th part of the cheapest paths from the root to all others, or to the root
 =========================== ===================================================================================
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph.arborescence import Costs, cheapest_arborescence
 from ..graph.fabric import Arc, Fabric, Path
+from ..graph.shallow_arborescence import ShallowArborescences
 
 FAR = 1 << 58  # more than all prices together
+PATHS = ("alltoall", "scatter", "gather")
 
 
 class CheapestPaths:
@@ -29,9 +33,12 @@ class CheapestPaths:
     Args:
         both_ways: price links in both directions.
         relay: paths may lead through other ranks, not through switches alone.
+        depth: in at most so many hops from rank to rank; 0: in any number.
     """
 
-    def __init__(self, f: Fabric, prices: Costs, *, both_ways: bool = False, relay: bool = False) -> None:
+    def __init__(
+        self, f: Fabric, prices: Costs, *, both_ways: bool = False, relay: bool = False, depth: int = 0
+    ) -> None:
         self.f = f
         at = {v: i for i, v in enumerate(f.vertices)}
         size = len(at)
@@ -43,16 +50,38 @@ class CheapestPaths:
             way = np.minimum(way + way.T, far)
         self._next = np.full((size, size), -1, np.int64)
         self._next[tails, heads] = heads
-        for w in range(0 if relay else f.n, size):
+        for w in range(0 if relay and not depth else f.n, size):
             through = way[:, w, None] + way[None, w, :]
             shorter = through < way
             way = np.where(shorter, through, way)
             self._next = np.where(shorter, self._next[:, w, None], self._next)
         self.cost = np.ascontiguousarray(way[: f.n, : f.n])
         np.fill_diagonal(self.cost, far)
+        self._last: list[NDArray[np.int64]] = []  # by number of hops less two: the rank before the last hop, or -1
+        one = self.cost
+        for _ in range(depth - 1 if relay else 0):
+            through = self.cost[:, :, None] + one[None, :, :]
+            best = through.argmin(axis=1)
+            shorter = through.min(axis=1) < self.cost
+            self._last.append(np.where(shorter, best, -1))
+            self.cost = np.where(shorter, through.min(axis=1), self.cost)
+            np.fill_diagonal(self.cost, far)
 
     def path(self, u: int, v: int) -> Path:
         """The vertices of the cheapest path from rank ``u`` to rank ``v``."""
+        ends, hops = [v], len(self._last)
+        while hops:  # from the last hop back
+            before = int(self._last[hops - 1][u, ends[-1]])
+            if before >= 0:
+                ends.append(before)
+            hops -= 1
+        found: list[int] = [u]
+        for end in reversed(ends):
+            found += self._direct(found[-1], end)[1:]
+        return tuple(found)
+
+    def _direct(self, u: int, v: int) -> Path:
+        """The path without ranks between, or with those that any number of hops may have."""
         names = self.f.vertices
         steps = [u]
         while steps[-1] != v:
@@ -60,27 +89,43 @@ class CheapestPaths:
         return tuple(names[i] for i in steps)
 
 
-def tree_cost(cost: Costs, root: int) -> int:
-    """The cost of the cheapest arborescence from ``root``, at integer prices."""
-    parent = cheapest_arborescence(cost, root)
-    return sum(int(cost[p, v]) for v, p in enumerate(parent) if v != root)
+def trees_at(cost: Costs, depth: int) -> Callable[[int], list[int]]:
+    """What gives the parents in the cheapest arborescence from a root; of at most so many hops, or with 0 of any."""
+    if depth:
+        return ShallowArborescences(cost, depth).tree
+    return lambda root: cheapest_arborescence(cost, root)
 
 
-def cheapest(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int]) -> Fraction:
+def cost_of(cost: Costs, parent: Sequence[int], root: int) -> float:
+    """What the edges of an arborescence cost together; exact where costs are integers."""
+    total: float = sum(cost[p, v].item() for v, p in enumerate(parent) if v != root)
+    return total
+
+
+def cheapest(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int], depth: int = 0) -> Fraction:
     """The least cost of one unit of the collective's rate, exactly.
 
     Args:
         f: the links as they are, in whichever direction the trees point.
+        depth: of trees and paths of at most so many hops; 0: of any. More than so many ranks as
+            :func:`~..graph.shallow_arborescence.can_search` says cannot be asked about.
     """
     by_link = np.array([prices.get(arc, 0) for arc in f.arcs], np.int64)
-    cost, ranks = CheapestPaths(f, by_link, relay=collective == "alltoall").cost, range(f.n)
-    if collective == "alltoall":
-        return Fraction(sum(c for i, row in enumerate(cost.tolist()) for j, c in enumerate(row) if i != j), f.n)
+    cost, ranks = CheapestPaths(f, by_link, relay=collective in PATHS, depth=depth).cost, range(f.n)
     towards = np.ascontiguousarray(cost.T)
+    if collective in PATHS:
+        pairs = [(u, v) for u in (ranks if collective == "alltoall" else [root]) for v in ranks if u != v]
+        way = towards if collective == "gather" else cost
+        return Fraction(sum(int(way[pair]) for pair in pairs), f.n)
+
+    def least(some: Costs, roots: Iterable[int]) -> list[int]:
+        tree = trees_at(some, depth)
+        return [int(cost_of(some, tree(r), r)) for r in roots]
+
     if collective in ("broadcast", "reduce"):
-        return Fraction(tree_cost(cost if collective == "broadcast" else towards, root))
+        return Fraction(*least(cost if collective == "broadcast" else towards, [root]))
     if collective == "allgather":
-        return Fraction(sum(tree_cost(cost, r) for r in ranks), f.n)
+        return Fraction(sum(least(cost, ranks)), f.n)
     if collective == "reduce_scatter":
-        return Fraction(sum(tree_cost(towards, r) for r in ranks), f.n)
-    return Fraction(min(tree_cost(cost, r) + tree_cost(towards, r) for r in ranks))
+        return Fraction(sum(least(towards, ranks)), f.n)
+    return Fraction(min(map(sum, zip(least(cost, ranks), least(towards, ranks), strict=True))))

@@ -14,10 +14,10 @@ from ...topology.model import Topology
 from ..graph.edge_table import WORTH_IT, EdgeTable
 from ..graph.fabric import Fabric, capacity_across, capacity_leaving, core_rates, fabric, name_of
 from ..graph.loads import core_loads, link_loads
+from ..graph.shallow_arborescence import can_search
 from ..tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Edge, Packing, Tree
-from .prices import FAR, cheapest
+from .prices import FAR, PATHS, cheapest
 
-PATHS = ("gather", "scatter", "alltoall")
 REMEDY = "plan again with blinkmpi.trees.pack"
 
 
@@ -37,6 +37,29 @@ def verify(packing: Packing, topology: Topology) -> Packing:
         _check_memory(packing, topology) if packing.multicast else _check_links(packing, f)
     _check_certificate(packing, f, packing.certificate)
     return packing
+
+
+def verify_depth(packing: Packing, certificate: Certificate, depth: int, topology: Topology) -> None:
+    """Check that a packing's trees have at most ``depth`` hops, and that none such are faster than a bound.
+
+    Args:
+        certificate: of prices of links at which no trees of so many hops cost less.
+
+    Raises:
+        PlanError: naming what is there and what was expected.
+    """
+    f, c = fabric(topology, packing.links.split("+")), certificate
+    if packing.depth > depth:
+        _fail(packing, f"has trees of {packing.depth} hops, expected at most {depth}")
+    if c.kind != "prices":
+        _fail(packing, f"certificate is a {c.kind}, expected prices")
+    by_paths = packing.collective in PATHS
+    if not by_paths and not can_search(packing.n, depth):
+        _fail(packing, f"certificate is for trees of at most {depth} hops of {packing.n} ranks, too many to look at")
+    if (c.capacity_mbps, c.divisor) != (found := _prices(packing, f, c, depth)):
+        _fail(packing, f"certificate states {c.capacity_mbps} MB/s over {c.divisor}, the machine has {found}")
+    if packing.rate > c.bound:
+        _fail(packing, f"rate {packing.rate} MB/s is above its bound {c.bound}")
 
 
 def _fail(packing: Packing, what: str) -> NoReturn:
@@ -225,7 +248,7 @@ def _crossing(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction
     return Fraction(capacity_across(f.arcs, first if outward else rest)), Fraction(blocks, p.n)
 
 
-def _prices(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
+def _prices(p: Packing, f: Fabric, c: Certificate, depth: int = 0) -> tuple[Fraction, Fraction]:
     """The total price of all links and the cost of the cheapest trees, recomputed."""
     prices = {part[:2]: part[2] for part in c.parts if len(part) == 3 and part[2] > 0}
     if not prices or len(prices) < len(c.parts) or any(arc not in f.arcs for arc in prices):
@@ -233,7 +256,7 @@ def _prices(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
     capacity = sum(f.arcs[u, v] * price for (u, v), price in prices.items())
     if capacity >= FAR or sum(prices.values()) * p.n >= FAR:
         _fail(p, "certificate has prices that do not fit 58 bits")
-    cost = cheapest(f, p.collective, p.root, {(u, v): price for (u, v), price in prices.items()})
+    cost = cheapest(f, p.collective, p.root, {(u, v): price for (u, v), price in prices.items()}, depth)
     if not cost:
         _fail(p, "certificate has prices at which what the rate needs may cost nothing")
     return Fraction(capacity), cost

@@ -136,13 +136,12 @@ def _solved(boxes: Sequence[Box], program: _Program, deadline: Deadline) -> list
     There are none if two boxes have no rail in common.
     """
     size = len(program.stars) + len(program.ways) + 1
-    aim = np.zeros(size)
-    aim[-1] = -1
+    objective = np.zeros(size)
+    objective[-1] = -1
     from scipy.optimize import linprog
 
-    found = linprog(
-        aim, A_ub=program.uses, b_ub=program.room, A_eq=program.equal, b_eq=np.zeros(len(program.equal)), method="highs"
-    )
+    none = np.zeros(len(program.equal))
+    found = linprog(objective, A_ub=program.uses, b_ub=program.room, A_eq=program.equal, b_eq=none, method="highs")
     assert found.x is not None, found.message  # nothing sent is a solution
     if found.x[-1] <= EPSILON * max(program.room):
         return []

@@ -7,7 +7,7 @@ another are one row. Only the basis comes from the solver's floats: shares and p
 (:mod:`.basis`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import inf
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..bounds.certify import best_of_prices
 from ..bounds.prices import CheapestPaths
-from ..deadline import Deadline
-from ..graph.fabric import Fabric, Path
+from ..graph.fabric import Arc, Path
 from ..graph.loads import link_loads, scaled
-from ..graph.symmetry import symmetry
+from ..graph.symmetry import none, symmetry
 from ..graph.turning import turned
 from ..problem import Problem, Solution
-from ..tree import Edge, Tree
+from ..tree import AGAINST, ROOTED, Certificate, Edge, Tree
 from .basis import Floats, exact_basis, exact_prices
 
 MOST_PAIRS = 64 * 63  # whose linear program takes seconds; symmetries leave fewer
@@ -38,12 +38,12 @@ GRAIN = 10**9  # of shares that are rounded
 
 
 class Optimum(NamedTuple):
-    """A solved program: weights of the paths, the rate of every pair, prices of the classes, worth of the pairs."""
+    """A solved program: weights of the paths, the rate of every pair, prices of the classes, duals of the pairs."""
 
     weights: Floats
     rate: float
     prices: Floats
-    worth: Floats
+    duals: Floats
 
 
 class Shares(NamedTuple):
@@ -56,10 +56,16 @@ class Shares(NamedTuple):
 
 
 class PathProgram:
-    """The paths found so far, from the ranks that stand for all, and the linear program over them."""
+    """The paths found so far, from the ranks that stand for all or from a root, and the linear program over them.
 
-    def __init__(self, f: Fabric, deadline: Deadline) -> None:
-        self.f, self.symmetry, self.deadline = f, symmetry(f), deadline
+    Args:
+        depth: paths of at most so many hops from rank to rank; 0: of any.
+    """
+
+    def __init__(self, problem: Problem, depth: int) -> None:
+        self.f, self.depth, self.deadline, f = problem.oriented, depth, problem.deadline, problem.oriented
+        rooted, self.against = problem.collective in ROOTED, problem.collective in AGAINST
+        self.symmetry = none(f, problem.root) if rooted else symmetry(f)
         ends = ((s, t) for s in self.symmetry.sources for t in range(f.n) if t != s)
         self.pairs = {pair: i for i, pair in enumerate(ends)}
         room = {k: f.arcs[arc] // f.unit for arc, k in self.symmetry.class_of.items()}
@@ -72,7 +78,8 @@ class PathProgram:
         """The cheapest path of every pair, of equally cheap ones that of least work."""
         by_link = np.array([(prices * self.symmetry.times)[self.symmetry.class_of[arc]] for arc in self.f.arcs])
         work = np.array([self.work[arc] for arc in self.f.arcs])
-        metric = CheapestPaths(self.f, by_link + TINY * by_link.mean() * work / work.max(), relay=True)
+        metric = CheapestPaths(self.f, by_link + TINY * by_link.mean() * work / work.max(), relay=True,
+                               depth=self.depth)  # fmt: skip
         return [metric.path(s, t) for s, t in self.pairs]
 
     def add(self, paths: Sequence[Path]) -> int:
@@ -115,9 +122,9 @@ class PathProgram:
         loads = hstack([self.rows(paths), csr_matrix((len(self.room), 1))], format="csr")
         own = [self.pairs[path[0], path[-1]] for path in paths]
         sums = csr_matrix((np.ones(len(paths)), (own, range(len(paths)))), shape=(count, len(paths)))
-        aim = np.array([self._work(path) if rate else 0.0 for path in paths] + [0.0 if rate else -1.0])
+        objective = np.array([self._work(path) if rate else 0.0 for path in paths] + [0.0 if rate else -1.0])
         found = linprog(
-            aim, A_ub=loads, b_ub=self.room.astype(float),
+            objective, A_ub=loads, b_ub=self.room.astype(float),
             A_eq=hstack([sums, csr_matrix(-np.ones((count, 1)))], format="csr"), b_eq=np.zeros(count),
             bounds=[(0, None)] * len(paths) + [(rate, None)],
             method="highs-ipm" if count + len(self.room) > MANY_ROWS else "highs-ds",
@@ -126,8 +133,8 @@ class PathProgram:
         if found.status != 0:
             return None
         x: Floats = np.asarray(found.x)
-        prices, worth = -np.asarray(found.ineqlin.marginals), np.asarray(found.eqlin.marginals)
-        return Optimum(x[:-1], float(x[-1]), prices, worth)
+        prices, duals = -np.asarray(found.ineqlin.marginals), np.asarray(found.eqlin.marginals)
+        return Optimum(x[:-1], float(x[-1]), prices, duals)
 
     def _work(self, path: Path) -> float:
         """How long a path keeps its links busy, and a step for each rank that it comes to."""
@@ -143,7 +150,27 @@ def fits(problem: Problem) -> bool:
 
 def plan(problem: Problem) -> Solution:
     """The best paths of the linear program, exact where its basis can be solved again in integers."""
-    master = PathProgram(problem.fabric, problem.deadline)
+    found, tries = _solved(problem, 0)
+    for prices in tries:
+        problem.tighten_by(prices)
+    return found
+
+
+def plan_shallow(problem: Problem, depth: int) -> tuple[Solution, Certificate | None]:
+    """The best paths of at most so many hops from rank to rank, and the bound of such paths.
+
+    For Gather and Scatter, too. So many hops must join every pair.
+    """
+    found, tries = _solved(problem, depth)
+    proof = best_of_prices(problem.fabric, problem.collective, problem.root, tries, found.rate, depth)
+    if proof is not None and problem.collective == "alltoall":  # these prices may bound all paths as well
+        problem.tighten_by({(u, v): price for u, v, price in proof.parts})
+    return found, proof
+
+
+def _solved(problem: Problem, depth: int) -> tuple[Solution, Iterator[dict[Arc, int | Fraction]]]:
+    """The paths of the linear program, and prices that bound their rate."""
+    master = PathProgram(problem, depth)
     weights, prices = master.draw()
     best, cut = None, False
     for _ in range(ROUNDS):
@@ -154,15 +181,14 @@ def plan(problem: Problem) -> Solution:
         best, weights, prices = found, found.weights, found.prices
         paths = master.cheapest(prices)
         cost = master.rows(paths).T @ prices
-        missing = [path for path, c, most in zip(paths, cost, found.worth, strict=True) if c < most - EPSILON]
+        missing = [path for path, c, most in zip(paths, cost, found.duals, strict=True) if c < most - EPSILON]
         if not master.add(missing):
             break
     if best is not None and len(master.pairs) <= FEW_PAIRS and not problem.deadline.late():
         shortest = master.solve(rate=best.rate * (1 - EPSILON))
         weights = weights if shortest is None else shortest.weights
     shares = _shares(master, weights)
-    _tighten(problem, master, shares, prices)
-    return Solution(*_packed(master, shares, _amounts(master, shares)), cut=cut)
+    return Solution(*_packed(master, shares, _amounts(master, shares)), cut=cut), _exact_prices(master, shares, prices)
 
 
 def _shares(master: PathProgram, weights: Floats) -> Shares:
@@ -218,14 +244,15 @@ def _edges(path: Path, n: int) -> tuple[Edge, ...]:
     return tuple(Edge(path[a], path[b], path[a : b + 1]) for a, b in pairwise(at))
 
 
-def _tighten(problem: Problem, master: PathProgram, shares: Shares, prices: Floats) -> None:
-    """Use the bound of the prices: exact, as all paths of a pair cost the same, or rounded."""
+def _exact_prices(master: PathProgram, shares: Shares, prices: Floats) -> Iterator[dict[Arc, int | Fraction]]:
+    """Prices of links: exact, as all paths of a pair cost the same, then rounded."""
     paid = np.flatnonzero(prices > EPSILON * prices.max())
-    late = problem.deadline.late() or len(shares.more) > MOST_EXACT
+    late = master.deadline.late() or len(shares.more) > MOST_EXACT
     change = np.zeros((0, len(paid)), np.int64)
     if not late:
         further, first = master.rows(shares.more), master.rows(shares.first)[:, shares.pair]
         change = np.unique((further - first).toarray()[paid].T.astype(np.int64), axis=0)
     for some in exact_prices(change, np.ones(len(paid), np.int64), prices[paid], late=late):
         by_class = {k: value * int(master.symmetry.times[k]) for k, value in zip(paid.tolist(), some, strict=True)}
-        problem.tighten_by({arc: by_class[k] for arc, k in master.symmetry.class_of.items() if k in by_class})
+        priced = ((arc, by_class[k]) for arc, k in master.symmetry.class_of.items() if k in by_class)
+        yield {arc[::-1] if master.against else arc: value for arc, value in priced}

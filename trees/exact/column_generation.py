@@ -7,20 +7,21 @@ integers (:mod:`.basis`), and the prices become the certificate where cuts are n
 ``pairs`` is for an AllReduce on links of unequal directions: its columns are a tree to a root and another one from it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..bounds.prices import CheapestPaths
+from ..bounds.certify import best_of_prices
+from ..bounds.prices import CheapestPaths, cost_of, trees_at
 from ..graph.arborescence import cheapest_arborescence
-from ..graph.fabric import Ints, Path
+from ..graph.fabric import Arc, Ints, Path
 from ..graph.loads import link_loads
 from ..graph.logical import WeightedTree, ordered, recentre
 from ..problem import Problem, Solution
-from ..tree import AGAINST, ALONG, PER_RANK, Edge, Tree
+from ..tree import AGAINST, ALONG, PER_RANK, Certificate, Edge, Tree
 from .basis import Floats, exact_basis, exact_prices, lowered
 
 MOST_RANKS = 64
@@ -48,10 +49,11 @@ class MasterProblem:
 
     Args:
         pairs: for an AllReduce: one tree up and another one down, with the same root.
+        depth: trees of at most so many hops; 0: of any.
     """
 
-    def __init__(self, problem: Problem, *, pairs: bool = False) -> None:
-        self.problem, self.pairs = problem, pairs
+    def __init__(self, problem: Problem, *, pairs: bool = False, depth: int = 0) -> None:
+        self.problem, self.pairs, self.depth = problem, pairs, depth
         self.f = problem.fabric if pairs else problem.oriented
         self.both = problem.collective in ALONG and problem.collective in AGAINST
         self.per_rank = problem.collective in PER_RANK
@@ -67,9 +69,15 @@ class MasterProblem:
         if self.pairs:
             column, total = self._pair(metric)
             return self._add(column), total
+        tree = trees_at(metric.cost, self.depth)
+        if self.both and self.depth:  # the cheapest tree may have any root
+            trees = {root: tree(root) for root in range(self.problem.n)}
+            costs = {root: cost_of(metric.cost, parent, root) for root, parent in trees.items()}
+            best = min(costs, key=costs.__getitem__)
+            return self._add(self._column(metric, best, trees[best])), costs[best]
         for root in self.roots:
-            parent = cheapest_arborescence(metric.cost, root)
-            total += sum(float(metric.cost[p, v]) for v, p in enumerate(parent) if v != root)
+            parent = tree(root)
+            total += cost_of(metric.cost, parent, root)
             new += self._add(self._column(metric, root, parent))
         return new, total
 
@@ -94,8 +102,7 @@ class MasterProblem:
             if best is not None and self.problem.deadline.late():
                 break
             down, up = cheapest_arborescence(metric.cost, root), cheapest_arborescence(towards, root)
-            total = sum(float(metric.cost[p, v]) for v, p in enumerate(down) if v != root)
-            total += sum(float(metric.cost[v, p]) for v, p in enumerate(up) if v != root)
+            total = cost_of(metric.cost, down, root) + cost_of(towards, up, root)
             if best is None or total < best[0]:
                 best = total, root, down, up
         assert best is not None
@@ -112,13 +119,13 @@ class MasterProblem:
         self.columns.append(column)
         return 1
 
-    def forget(self, y: Floats, worth: Floats) -> None:
+    def forget(self, y: Floats, duals: Floats) -> None:
         """Drop trees whose reduced cost is high, so that the program stays small."""
         most = MOST_COLUMNS * (len(self.room) + len(self.roots))
         if len(self.columns) <= most:
             return
         at = {r: i for i, r in enumerate(self.roots)}
-        each = [float(worth[at[c.root] if self.per_rank else 0] or 1) for c in self.columns]
+        each = [float(duals[at[c.root] if self.per_rank else 0] or 1) for c in self.columns]
         cost = [float(y[list(c.arcs)].sum()) / value for c, value in zip(self.columns, each, strict=True)]
         kept = sorted(range(len(cost)), key=lambda j: (cost[j], -j))[: most * 2 // 3]
         self.columns = [self.columns[j] for j in sorted(kept)]
@@ -153,9 +160,9 @@ class MasterProblem:
         top = hstack([uses, csr_matrix((len(self.room), 1))])
         rows: Any = vstack([top, hstack([-owners, csr_matrix(np.ones((k, 1)))])], format="csr")
         right: Floats = np.concatenate([self.room.astype(float), np.zeros(k)])
-        aim = np.zeros(len(self.columns) + 1, np.float64)
-        aim[-1] = -1
-        found = linprog(aim, A_ub=rows, b_ub=right, method="highs")
+        objective = np.zeros(len(self.columns) + 1, np.float64)
+        objective[-1] = -1
+        found = linprog(objective, A_ub=rows, b_ub=right, method="highs")
         marginal = -np.asarray(found.ineqlin.marginals)
         return np.asarray(found.x), marginal[: len(self.room)], marginal[len(self.room) :]
 
@@ -215,8 +222,37 @@ def _search(problem: Problem) -> Solution | str:
     return Solution(trees, rate)
 
 
+def plan_shallow(problem: Problem, depth: int) -> tuple[Solution, Certificate | None] | None:
+    """The best packing of trees of at most so many hops, and the bound of such trees; None if none is found in time.
+
+    Some tree must be that shallow, and the ranks few enough for :func:`.can_search`. An AllReduce's trees are used both
+    ways; where links differ in their directions, the bound, which is for pairs of trees, may be higher.
+    """
+    master, weights, y = _solved(MasterProblem(problem, depth=depth))
+    trees = _weighted(master, weights, y)
+    if not trees:
+        return None
+    rate = sum((t.weight for t in trees), Fraction(0))
+    tries: Iterable[dict[Arc, int | Fraction]] = _exact_prices(master, weights, y)
+    f = problem.fabric
+    if master.both and f.even:  # both directions of a link are one resource
+        tries = ({(u, v): y.get((u, v), 0) + y.get((v, u), 0) for u, v in f.arcs} for y in tries)
+    proof = best_of_prices(f, problem.collective, problem.root, tries, rate, depth)
+    return Solution(trees, rate, cut=problem.deadline.late()), proof
+
+
 def _tighten(master: MasterProblem, weights: Floats, y: Floats) -> None:
-    """Use the bound of the prices, made exact by the equations of the trees in use."""
+    """Use the bound of the prices."""
+    problem = master.problem
+    rate = Fraction(float(weights[-1])) * master.f.unit * len(master.roots)
+    for prices in _exact_prices(master, weights, y):
+        problem.tighten_by(prices)
+        if problem.bound <= rate * (1 + Fraction(VIOLATION)):
+            break
+
+
+def _exact_prices(master: MasterProblem, weights: Floats, y: Floats) -> Iterator[dict[Arc, int | Fraction]]:
+    """Prices of links that bound the rate, first those that the equations of the trees in use make exact."""
     problem, arcs = master.problem, list(master.f.arcs)
     columns = [master.columns[j] for j in np.flatnonzero(weights[:-1] > EPSILON * weights[-1])]
     paid = np.flatnonzero(y > EPSILON * y.max())
@@ -227,11 +263,8 @@ def _tighten(master: MasterProblem, weights: Floats, y: Floats) -> None:
     norm = np.repeat([0, 1], [len(paid), len(owners)])
     turned = problem.collective in AGAINST and not master.both
     priced = [arcs[i][::-1] if turned else arcs[i] for i in paid.tolist()]
-    rate = Fraction(float(weights[-1])) * master.f.unit * len(master.roots)
     for prices in exact_prices(equations, norm, y[paid], late=problem.deadline.late()):
-        problem.tighten_by(dict(zip(priced, prices, strict=False)))
-        if problem.bound <= rate * (1 + Fraction(VIOLATION)):
-            break
+        yield dict(zip(priced, prices, strict=False))
 
 
 def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:

@@ -4,6 +4,7 @@
 ``logical``       the graph between ranks alone, switches split away; places its trees on physical paths
 ``boxes``         which ranks share a box, and its ports to the network; ``tiers``: the groups of boxes below each tier
 ``arborescence``  the cheapest spanning arborescence at given costs
+``shallow_arborescence``  the cheapest ones of at most so many hops, on small graphs
 ``cuts``          minimum cuts and partitions of small graphs, over all subsets of vertices at once
 ``cuts_by_flow``  the same for larger graphs, by maximum flows
 ``turning``       symmetries of machines: boxes and the ranks in them counted on

@@ -108,6 +108,12 @@ def symmetry(f: Fabric) -> Symmetry:
     return found
 
 
+def none(f: Fabric, root: int) -> Symmetry:
+    """No symmetry but the one that moves nothing; ``root`` alone is a source."""
+    class_of = {arc: k for k, arc in enumerate(f.arcs)}
+    return Symmetry(({v: v for v in f.vertices},), (root,), class_of, np.ones(len(class_of), np.int64))
+
+
 def regular(f: Fabric) -> Symmetry | None:
     """The symmetries, if there is one that moves rank 0 onto each rank; the last rank mostly says soon that not."""
     if turning(f, 0, f.n - 1) is None:

@@ -1,63 +1,112 @@
 """Method ``shallow``: the best trees of at most so many hops, for vectors whose time is mostly latency.
 
-Where a graph has few such trees, a linear program takes the best of all; elsewhere each root has one tree of least
-depth. Blink's packings look at rates alone; section 3.2.1 of the paper gives up rate for fewer trees, this for depth.
+Where a graph has few such trees for a collective from one root, or an AllReduce, a linear program takes the best of
+all. For those with trees or paths from each rank, without switches, and with option ``thorough`` for all, those of
+:mod:`~..exact.column_generation` and :mod:`~..exact.all_pairs` find by its price what is missing, on graphs where the
+cheapest such tree can be found. Elsewhere each root has one tree of least depth. Blink's packings look at rates alone;
+section 3.2.1 of the paper gives up rate for fewer trees, this for depth.
 """
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ...util.text import plural
 from ..answer import SHALLOW
+from ..exact import all_pairs, column_generation
 from ..exact.enumeration import all_arborescences
 from ..exact.weights import best_weights, placed, reweighted
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import Capacities, SpanningTree
-from ..problem import BACKWARDS, Problem, Solution
-from ..tree import PER_RANK, Tree
+from ..graph.shallow_arborescence import can_search
+from ..problem import BACKWARDS, OUT_OF_TIME, Problem, Solution
+from ..tree import PER_RANK, ROOTED, Certificate, Tree
 from . import chains
 
 MOST_TREES, LISTED_RANKS = 4_000, 12  # that the linear program chooses from; beyond so many ranks they are not listed
 MOST_RANKS = 32  # with a tree from each rank; beyond, plans would grow by more than they gain
+FROM_EACH = (*sorted(PER_RANK), "alltoall")
+SPANNING = frozenset({"broadcast", "reduce"})
 LOSS = Fraction(1, 20)  # of the rate, for fewer trees
 
 
+class Shallow(NamedTuple):
+    """The best packing of trees of at most ``depth`` hops that was found, and a bound of such trees if one was."""
+
+    depth: int
+    found: Solution
+    proof: Certificate | None
+
+
 def fits(problem: Problem) -> bool:
-    """Collectives of trees."""
-    return not problem.by_paths and (problem.collective not in PER_RANK or problem.n <= MOST_RANKS)
+    """All collectives; to so many ranks where each has a tree of its own, or the trees are paths."""
+    return problem.n <= MOST_RANKS or not (problem.by_paths or problem.collective in FROM_EACH)
 
 
 def plan(problem: Problem) -> Solution | str:
     """Trees of at most ``max_depth`` hops, by default the least depth that there is."""
     f, collective = problem.fabric, problem.collective
-    alike = BACKWARDS.get(collective, collective) if f.even else collective
-    key = SHALLOW, alike, problem.root, problem.options.max_depth
+    alike = BACKWARDS.get(collective, collective) if f.even and not problem.by_paths else collective
+    key = SHALLOW, alike, problem.root, problem.options.max_depth, problem.options.thorough
     if key not in f.memo:
-        f.memo[key] = _plan(problem)
-    found: Solution | str = f.memo[key]
-    return found
+        found = _plan(problem)
+        if problem.deadline.late():
+            return found
+        f.memo[key] = found
+    known: Solution | str = f.memo[key]
+    return known
 
 
 def _plan(problem: Problem) -> Solution | str:
-    star = _least_trees(problem)
-    least = max(tree.depth for tree in star)
+    least = least_depth(problem)
     depth = problem.options.max_depth or least
     if depth < least:
         return f"no trees of at most {depth} hops reach all ranks"
     shapes = _all_trees(problem, depth)
-    if shapes and problem.collective not in PER_RANK:
+    if shapes:
         caps = problem.capacities
         weights = _fewer(caps, shapes, best_weights(caps, shapes))
         trees, rate = placed(caps, shapes, weights)
         why = f"the best {plural(len(trees), 'tree')} of at most {plural(depth, 'hop')}"
         return Solution(trees, rate, why, scheme=_scheme_of(depth))
+    f = problem.fabric  # switches: the estimate by which plans choose is a fifth off for trees that share their links
+    quick = problem.collective in FROM_EACH and problem.n <= LISTED_RANKS and len(f.vertices) == f.n
+    priced = best(problem, depth) if problem.options.thorough or quick else None
+    if priced is not None:
+        return priced.found
+    if problem.by_paths or problem.collective == "alltoall":
+        return OUT_OF_TIME if problem.options.thorough else "paths of few hops are only looked for with ``thorough``"
     if depth > least:
         return f"too many trees of at most {depth} hops to choose from"
+    star = _least_trees(problem)
     trees, rate = scaled(star, link_loads(problem.collective, star), problem.fabric.arcs)
     return Solution(trees, rate, f"trees of {least} hops, the least depth", scheme=_scheme_of(least))
+
+
+def best(problem: Problem, depth: int) -> Shallow | None:
+    """The packing of the linear program over all trees of at most ``depth`` hops, which some tree must have.
+
+    None where there are too many of them to price, or no time is left.
+    """
+    by_paths = problem.by_paths or problem.collective == "alltoall"
+    if problem.deadline.late() or not (by_paths or can_search(problem.n, depth)):
+        return None
+    priced = all_pairs.plan_shallow(problem, depth) if by_paths else column_generation.plan_shallow(problem, depth)
+    if priced is None:
+        return None
+    found, proof = priced
+    what = "paths" if by_paths else plural(len(found.trees), "tree")
+    proved = ", which no such ones exceed" if proof is not None and proof.bound == found.rate else ""
+    why = f"the best {what} found of at most {plural(depth, 'hop')}{proved}"
+    return Shallow(depth, found._replace(why=why, scheme=_scheme_of(depth)), proof)
+
+
+def least_depth(problem: Problem) -> int:
+    """Hops of the shallowest trees, or of the longest of the shortest paths."""
+    return max(tree.depth for tree in _least_trees(problem))
 
 
 def _scheme_of(depth: int) -> str:
@@ -68,15 +117,15 @@ def _scheme_of(depth: int) -> str:
 def _least_trees(problem: Problem) -> list[Tree]:
     """One tree of least depth for each root, of equal weights; for an AllReduce from the best root alone."""
     f, n = problem.oriented, problem.n
-    if problem.collective in PER_RANK:
+    if problem.collective in FROM_EACH:
         return [replace(chains.shallow(f, root), weight=Fraction(1, n)) for root in range(n)]
     roots = range(n) if problem.collective == "allreduce" else (problem.root,)
     return [min((chains.shallow(f, root) for root in roots), key=lambda tree: (tree.depth, tree.root))]
 
 
 def _all_trees(problem: Problem, depth: int) -> list[SpanningTree]:
-    """All trees that a packing may use of at most this depth, or none where there are too many of them."""
-    if problem.logical is None or problem.n > LISTED_RANKS:
+    """All trees from one root, or of an AllReduce, of at most this depth; none where there are too many of them."""
+    if problem.collective in (*FROM_EACH, *ROOTED - SPANNING) or problem.logical is None or problem.n > LISTED_RANKS:
         return []
     found = list(islice(_distinct(problem.capacities, depth), MOST_TREES + 1))
     return found if len(found) <= MOST_TREES else []

@@ -167,7 +167,7 @@ def test_a_plan_as_a_program_runs(blink: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
+@pytest.mark.parametrize("collective", ["broadcast", "allreduce", "allgather", "alltoall"])
 def test_the_front_is_one(blink: Any, collective: str) -> None:
     found = report(blink, f"dgx-1p --collective {collective} --pareto")
     points = [(len(p["trees"]), p["depth"], -Fraction(p["of_bound"])) for p in found["pareto"]]
@@ -178,6 +178,13 @@ def test_the_front_is_one(blink: Any, collective: str) -> None:
     code, out, _ = blink(f"plan dgx-1p --collective {collective} --pareto")
     assert code == 0
     assert "few, shallow, fast" in out
+
+
+def test_a_limit_of_hops_is_kept_by_every_collective(blink: Any) -> None:
+    found = report(blink, "dgx-1v --gpus 0-3 --max-depth 2")
+    assert found["left_out"] == {}
+    assert {p["method"] for p in found["plans"]} == {"few", "shallow"}
+    assert all(p["depth"] <= 2 for p in found["plans"])
 
 
 def test_plan_writes_a_whole_plan_that_fits_its_machine_and_no_other(blink: Any, tmp_path: Path) -> None:
@@ -343,7 +350,7 @@ def test_simulate_prints_bars_and_does_not_run_large_vectors(blink: Any) -> None
     ("plan dgx-1v --plot x.svg", "--plot is for one collective"),
     ("plan dgx-1v --lang", "--lang is for one collective"),
     ("plan dgx-1v --collective bcast --lang --json", "--lang prints one program; leave --pareto and --json out"),
-    ("plan dgx-1v --collective gather --pareto", "--pareto: few and shallow trees for gather"),
+    ("plan dgx-a100:8 --collective allgather --pareto", "--pareto: few and shallow trees for allgather"),
     ("plan cpu:4 --collective bcast --pareto", "--pareto: few and shallow trees for broadcast on cpu:4"),
     ("plan dgx-1v --collective bcast --plot x.doc", "cannot draw 'x.doc': expected a name that ends in .svg"),
     ("plan dgx-1v --collective bcast --plot /nowhere/x.svg", "cannot write '/nowhere/x.svg'"),

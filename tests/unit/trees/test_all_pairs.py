@@ -31,6 +31,7 @@ from blinkmpi.trees.deadline import NEVER, Deadline
 from blinkmpi.trees.graph.fabric import Fabric, choose_links, fabric
 from blinkmpi.trees.graph.loads import link_loads
 from blinkmpi.trees.graph.symmetry import symmetry
+from blinkmpi.trees.problem import MethodOptions
 from blinkmpi.trees.tree import carried
 from tests.effort import Effort
 from tests.harness import NEVER_S
@@ -160,7 +161,10 @@ def test_a_plan_runs_it_and_explains_it(t: Topology) -> None:
         call = call_of("alltoall", t.n, 1003, uneven=uneven)
         rule = choose(plan, call)
         packing = plan.packing("alltoall", -1, rule.scheme)
-        assert packing == pack(t, "alltoall", method=rule.scheme if t.n > 1 else "auto")
+        name, _, depth = rule.scheme.partition("-")
+        options = MethodOptions(max_depth=int(depth)) if depth else None
+        method = "auto" if t.n == 1 else "shallow" if depth else name
+        assert packing == pack(t, "alltoall", method=method, options=options)
         sends = sends_of(call, np.random.default_rng(5))
         for got, want in zip(run(program_for(plan, call, rule), sends), reference(call, sends), strict=True):
             assert np.array_equal(got, want)  # type: ignore[arg-type]
