@@ -29,9 +29,7 @@ def test_closed_forms_are_those_of_the_books(bench: ModuleType) -> None:
         assert bench.exchanged(bench.hypercube(dimensions)) == 2 * link, "half of the bits differ, each on a link"
     for side in (4, 6):
         assert bench.exchanged(bench.grid(side, side, around=True)) == Fraction(8 * link, side)
-    assert bench.exchanged(bench.complete_bipartite(4)) == Fraction(32 * link, 10), (
-        "four at one hop, three at two"
-    )
+    assert bench.exchanged(bench.complete_bipartite(4)) == Fraction(32 * link, 10), "four at one hop, three at two"
     assert bench.gathered(bench.grid(3, 3, around=False)) == Fraction(2 * link * 9, 8), "a corner has two links"
 
 
