@@ -5,9 +5,11 @@ the value that was wrong, says what was expected, and ends with the remedy.
 """
 # It imports nothing of the package, so that every layer may raise.
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+START_AGAIN = "start the job again"
+SHRINK = f"{START_AGAIN}, or go on with the others: comm.shrink()"  # where ranks that are left can go on
 NO_MPI = "load your site's MPI, or pip install 'blinkmpi[mpi]'"
 
 
@@ -70,7 +72,20 @@ class CollectiveTimeout(BlinkError, TimeoutError):
 
 
 class PeerLost(BlinkError):
-    """A peer's process is gone, or the communicator died earlier."""
+    """A peer's process is gone, or the communicator died earlier.
+
+    Args:
+        ranks: those known to take part no more, by their numbers in the communicator; empty where none is known.
+    """
+
+    def __init__(self, text: str = "", ranks: Iterable[int] = ()) -> None:
+        super().__init__(text)
+        self.ranks = tuple(sorted(set(ranks)))
+
+
+def lost_ranks(error: BaseException | None) -> tuple[int, ...]:
+    """The ranks of a :class:`PeerLost`; of another error none."""
+    return error.ranks if isinstance(error, PeerLost) else ()
 
 
 class RemoteError(BlinkError):

@@ -215,7 +215,9 @@ class MpiCall(EntryCall):
         except MPI.Exception as error:
             if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
                 self._look(what, now - since)
-                raise PeerLost(f"call {self.seq}, MPI's own {what}: {error}; start the job again") from error
+                peers = self.host.peers
+                text = f"call {self.seq}, MPI's own {what}: {error}; {peers.remedy}"
+                raise PeerLost(text, peers.lost()) from error
             raise
 
     def _look(self, what: str, waited_s: float) -> None:

@@ -67,6 +67,7 @@ class Parent:
         plans: of communicators of some of the ranks, by these.
         warn_once: logs what would be said of each child.
         spares: what its children leave.
+        remedy: what the user can do when one of its ranks is lost, in words.
     """
 
     group: Group
@@ -88,6 +89,7 @@ class Parent:
     plans: LRU[tuple[int, ...], Latest]
     warn_once: LogOnce
     spares: Spares
+    remedy: str
 
 
 class Group:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceError
+from ..errors import START_AGAIN, BlinkError, DeviceError, FallbackError, PlanError, TraceError
 from ..lang.algorithms import Algorithm
 from ..planning.on_demand import Latest, Planned, PlanOnDemand
 from ..planning.plan import ONE_SHOTS, Rule
@@ -104,6 +104,8 @@ class Context(Outlook):
             else:
                 self.warn_once = child.parent.warn_once
             self._bootstrap(child)
+            remedy = self.ranks.remedy if child is None else child.parent.remedy
+            self.say_of_loss(remedy if self.gpus is None else START_AGAIN)
             self.rendezvous.timeout_s = self.timeout_s
             self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
         except Exception as error:
@@ -348,6 +350,7 @@ class Context(Outlook):
                 plans=plans,
                 warn_once=self.warn_once,
                 spares=Spares(),
+                remedy=self.host.peers.remedy,
             )
         return self._parent
 
@@ -410,6 +413,10 @@ class Context(Outlook):
             self.trace.write()
 
     # ---- the log
+
+    def say_of_loss(self, remedy: str) -> None:
+        """Let errors say what the user can do when a rank is lost."""
+        self.host.peers.remedy = self.rendezvous.remedy = remedy
 
     def say(self, text: Callable[[], str], level: str) -> None:
         """Log a text once, on rank 0; it is not made unless it is wanted."""

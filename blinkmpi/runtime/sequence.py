@@ -273,13 +273,13 @@ class CallSequence:
     def check_alive(self) -> None:
         """Raise PeerLost if an earlier call left the communicator dead."""
         if self.dead is not None:
-            raise died_of(self.dead) from self.dead
+            raise died_of(self.dead, self.host.peers.remedy) from self.dead
 
     def die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
         self.dead = self.dead or error
         self.repeated.shut()
-        self.repeated.give_up(died_of(self.dead))
+        self.repeated.give_up(died_of(self.dead, self.host.peers.remedy))
         if in_child():  # its parent's peers are not told of it
             return
         if self.context.gpus is not None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from ..communicator import Communicator
-from ..errors import ArgumentError, CollectiveTimeout
+from ..errors import START_AGAIN, ArgumentError, CollectiveTimeout
 from ..runtime.ranks.mpi import copy_of
 from ..transport.network.exchanges import TAGS
 from ..util.text import quoted
@@ -48,7 +48,7 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
     elif ranks:
         open_comm = partial(_part, ranks, str(options.group_id))
     else:
-        open_comm = partial(Communicator, MPI.COMM_WORLD, **keywords)
+        open_comm = partial(_opened, partial(Communicator, MPI.COMM_WORLD, **keywords))
     arguments = store, rank, size, timeout, open_comm, str(options.group_id), ranks
     group = BlinkGroup(*arguments) if others is None else MixedGroup(*arguments, others=others)
     if not ranks:
@@ -123,7 +123,14 @@ def _part(ranks: list[int], name: str) -> Any:
 def _by_store(store: Any, rank: int, size: int, keywords: dict[str, Any]) -> Any:
     from ..store_communicator import StoreCommunicator
 
-    return StoreCommunicator(dist.PrefixStore("blinkmpi", store), rank, size, **keywords)
+    return _opened(partial(StoreCommunicator, dist.PrefixStore("blinkmpi", store), rank, size, **keywords))
+
+
+def _opened(make: Callable[[], Any]) -> Any:
+    """A communicator whose errors do not say that a part of its ranks can go on: torch's groups keep their size."""
+    comm = make()
+    comm.context.say_of_loss(START_AGAIN)
+    return comm
 
 
 def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:

@@ -9,12 +9,14 @@ from functools import lru_cache
 
 import msgspec
 
+from ..errors import lost_ranks
 from ..util.together import Failure
 
 MASK = (1 << 64) - 1  # of a fingerprint
 SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
 ON_GPU = " in GPU memory"  # ends the text of a call whose ranks wait for one another in kernels
 COUNT = "#"  # stands in a call's text where its count is
+MOST_LOST = 64  # ranks that an error names to the others, of up to 5 bytes each
 NUMBERS = 96  # that fit into a record, whatever they are: 9 bytes each
 
 
@@ -110,7 +112,9 @@ def decode(body: bytes) -> Announcement | None:
 
 def encode_failure(error: BaseException, room: int) -> bytes:
     """An error for a record of ``room`` bytes."""
-    return msgspec.msgpack.encode(Failure(type(error).__name__, _head(str(error), room - 96)))
+    lost = lost_ranks(error)[:MOST_LOST]
+    room -= 96 + len(msgspec.msgpack.encode(lost))
+    return msgspec.msgpack.encode(Failure(type(error).__name__, _head(str(error), room), lost))
 
 
 def decode_failure(body: bytes) -> Failure:

@@ -7,7 +7,15 @@ import os
 import time
 from collections.abc import Callable
 
-from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
+from ..errors import (
+    START_AGAIN,
+    BlinkError,
+    CollectiveTimeout,
+    MismatchError,
+    PeerLost,
+    RemoteError,
+    lost_ranks,
+)
 from ..util.text import error_text, ranks_text
 from .announcement import ON_GPU, Announcement, Called, Delegated, Failed, Numbers, decode, decode_failure, short, some
 from .control_pages import ControlPages
@@ -34,6 +42,9 @@ class Peers:
         hosts: the name of every rank's machine.
         slow: when to warn of a wait.
         processes: of each rank, where that is known.
+
+    Attributes:
+        remedy: what the user can do when a rank is lost, in words.
     """
 
     def __init__(
@@ -46,6 +57,7 @@ class Peers:
         self.pages, self.hosts = pages, hosts
         self.slow, self._processes = slow or SlowWaits(), processes or {}
         self.n, self.rank = pages.n, pages.rank
+        self.remedy = START_AGAIN
 
     def announced(self, rank: int, seq: int) -> Announcement | None:
         """What ``rank`` announced of call ``seq``, if its record still holds it."""
@@ -83,12 +95,15 @@ class Peers:
         first = int(pages.abort[0]) - 1
         failure = decode_failure(pages.read(pages.error_record(first)))
         kind = {k.__name__: k for k in (CollectiveTimeout, MismatchError, PeerLost)}.get(failure.name)
+        text = f"{failure.message} (found by rank {first}; rank {self.rank} left call {seq} too)"
+        if kind is PeerLost:
+            return PeerLost(text, failure.lost)
         if kind is not None:
-            return kind(f"{failure.message} (found by rank {first}; rank {self.rank} left call {seq} too)")
+            return kind(text)
         return PeerLost(
             f"call {seq}, {self.text(self.rank, seq)}: rank {first} (process {int(pages.pids[first])}) "
             f"gave up with {short(str(failure))}; rank {self.rank} left, too. "
-            "The communicator is dead; start the job again"
+            f"The communicator is dead; {self.remedy}"
         )
 
     def mismatch_so_far(self, seq: int, text: str) -> BlinkError | None:
@@ -192,7 +207,7 @@ class Peers:
         text = f"call {seq}, {self.text(self.rank, seq)}: {self.states(suspects, seq)}. "
         text += f"Rank {self.rank} on {self.hosts[self.rank]} waited {waited_s:.1f} s without progress on {details}. "
         if lost:
-            return PeerLost(f"{text}The communicator is dead; start the job again")
+            return PeerLost(f"{text}The communicator is dead; {self.remedy}", lost)
         return CollectiveTimeout(f"{text}Look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT)")
 
     def states(self, ranks: list[int], seq: int = -1) -> str:
@@ -212,7 +227,8 @@ class Peers:
         return PeerLost(
             f"call {seq}, {self.text(rank, seq)}: {self.states([peer], seq)}. Rank {rank} on {self.hosts[rank]} "
             f"cannot read its memory any more: {os.strerror(fault)}. "
-            "The communicator is dead; start the job again"
+            f"The communicator is dead; {self.remedy}",
+            [peer],
         )
 
     def network_error(self, seq: int, error: Exception) -> PeerLost:
@@ -220,12 +236,12 @@ class Peers:
         gone = self.lost()
         who = self.states(gone, seq) if gone else f"MPI cannot reach a rank of another node: {error}"
         return PeerLost(f"call {seq}, {self.text(self.rank, seq)}: {who}. Rank {self.rank} on "
-                        f"{self.hosts[self.rank]} left. The communicator is dead; start the job again")  # fmt: skip
+                        f"{self.hosts[self.rank]} left. The communicator is dead; {self.remedy}", gone)  # fmt: skip
 
 
-def died_of(error: BaseException) -> PeerLost:
-    """The error of a call on a communicator that an earlier one left dead."""
-    return PeerLost(f"the communicator died earlier; start the job again. It was {error_text(error)}")
+def died_of(error: BaseException, remedy: str = START_AGAIN) -> PeerLost:
+    """The error of a call on a communicator that an earlier one left dead; it names the ranks that this one did."""
+    return PeerLost(f"the communicator died earlier; {remedy}. It was {error_text(error)}", lost_ranks(error))
 
 
 def _details(waits: dict[int, str], suspects: list[int]) -> str:

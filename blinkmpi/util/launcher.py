@@ -31,6 +31,11 @@ def launched_size(environ: Mapping[str, str]) -> int:
     return max((size for size in found if size is not None), default=1)
 
 
+def outlives_ranks(environ: Mapping[str, str]) -> bool:
+    """Whether the job goes on when a rank dies, as under Open MPI's ``mpirun --with-ft ulfm``, which sets this."""
+    return environ.get("OMPI_MCA_mpi_ft_enable") in ("1", "true")
+
+
 def library_name(text: str) -> str:
     """An MPI library in one line, name and version, from what it says of itself (``MPI_Get_library_version``).
 

@@ -144,11 +144,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is told to no other rank; give it a type that msgspec knows")
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """An error as it travels from rank to rank: the name of its class, and its message."""
+class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
+    """An error as it travels from rank to rank: the name of its class, its message, and the ranks that it says lost."""
 
     name: str
     message: str
+    lost: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}: {self.message}" if self.message else self.name

@@ -58,7 +58,7 @@ class CallInFlight:
             gone = peers.ended()
             lost_since = (lost_since or now) if gone else 0.0
             if found is None and lost_since and now - lost_since > GRACE_S:
-                found = PeerLost(f"GPU call {self.text}: {peers.states(gone, self.seq)}; start the job again")
+                found = PeerLost(f"GPU call {self.text}: {peers.states(gone, self.seq)}; {peers.remedy}", gone)
             if found is not None:
                 transport.abort()
         if transport.aborted or (found is not None and progress()):
@@ -93,5 +93,5 @@ class CallInFlight:
             while time.monotonic() < until and not peers.ended():
                 time.sleep(0.01)
             if gone := peers.ended():
-                error = PeerLost(f"GPU call {self.text}: {peers.states(gone, self.seq)}; {broken}")
+                error = PeerLost(f"GPU call {self.text}: {peers.states(gone, self.seq)}; {broken}", gone)
             raise error from broken

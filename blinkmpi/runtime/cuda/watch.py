@@ -100,7 +100,7 @@ def _tell(calls: CudaCalls, ended: list[int]) -> None:
         error = calls.context.failed("a call on a stream or in a graph")
     last = calls.last
     if ended and (last is not None or calls.context.transport.has_messages):
-        error = PeerLost(calls.host.peers.states(ended, last.seq if last is not None else 0))
+        error = PeerLost(calls.host.peers.states(ended, last.seq if last is not None else 0), ended)
     then = "results since then are wrong; the next call, comm.check() or Free() raises it"
     context = calls.sequence.context
     log(context.settings, "WARN", f"rank {context.rank}: {error_text(error)}; {then}")

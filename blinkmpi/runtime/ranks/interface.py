@@ -25,6 +25,10 @@ class Ranks(Protocol):
     def process(self) -> int:
         """This process's number in its job, which is its rank in the communicator that all began with."""
 
+    @property
+    def remedy(self) -> str:
+        """What the user can do when one of them is lost, in words."""
+
     def introduce(self) -> None:
         """Tell each other who the processes are; collective, and before anything else."""
 

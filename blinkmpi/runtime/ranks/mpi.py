@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 from mpi4py import MPI, run
 
-from ...errors import CollectiveTimeout, PeerLost
+from ...errors import SHRINK, START_AGAIN, CollectiveTimeout, PeerLost
 from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
 from ...transport.network.exchanges import BegunDup, BoundedComm, Members, duplicate, introduce
 from ...transport.slow_waits import SlowWaits
+from ...util.launcher import outlives_ranks
 from ...util.settings import Settings, log
 from ..bootstrap import Options, first_deadline, own_settings, virtual_node
 from ..process_exit import LOST, UNCAUGHT, end_job_at_exit, in_child
@@ -62,6 +64,11 @@ class MpiRanks:
     def process(self) -> int:
         """The rank in MPI's world."""
         return MPI.COMM_WORLD.rank
+
+    @property
+    def remedy(self) -> str:
+        """Going on with the others, where the launcher lets the job outlive a rank."""
+        return SHRINK if outlives_ranks(os.environ) else START_AGAIN
 
     def introduce(self) -> None:
         """Tell each other who the processes are."""

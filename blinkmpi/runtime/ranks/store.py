@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from ...errors import ArgumentError, SettingsError, TopologyError
+from ...errors import SHRINK, ArgumentError, SettingsError, TopologyError
 from ...planning.selection import parse_algo
 from ...topology.live import this_process
 from ...transport.host.transport import HostTransport
@@ -42,6 +42,11 @@ class StoreRanks:
     def process(self) -> int:
         """The rank among those of this store."""
         return self.together.rank
+
+    @property
+    def remedy(self) -> str:
+        """Going on with the others."""
+        return SHRINK
 
     def introduce(self) -> None:
         """Tell each other who the processes are."""

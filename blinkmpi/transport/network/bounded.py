@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
-from ...errors import CollectiveTimeout, PeerLost
+from ...errors import START_AGAIN, CollectiveTimeout, PeerLost
 from ...util.text import ranks_text
 from ..announcement import some
 from ..processes import WORDS, JobProcess, state
@@ -50,6 +50,7 @@ class Rendezvous:
         self.check: Callable[[], object] = lambda: None  # raises what has ended it on another rank
         self.met = False  # whether all have come to the first exchange
         self.work_s = WORK_SECONDS
+        self.remedy = START_AGAIN  # what the user can do when a rank is lost, in words
 
     @contextmanager
     def doing(self, what: str, timeout_s: float) -> Iterator[None]:
@@ -173,7 +174,8 @@ class Bounded(ABC):
         rendezvous, me = self.rendezvous, self.among[self.rank]
         rendezvous.check()
         if gone:
-            raise PeerLost(f"{rendezvous.what}: {self._words(gone)}start the job again")
+            lost = [self.among[r] for r in gone]
+            raise PeerLost(f"{rendezvous.what}: {self._words(gone)}{rendezvous.remedy}", lost)
         late = waited_s >= rendezvous.timeout_s
         if late and rendezvous.met and waited_s < rendezvous.work_s and not self._stopped():
             late = False
@@ -183,7 +185,7 @@ class Bounded(ABC):
             text += self._words(missing)
             raise CollectiveTimeout(
                 f"{text}look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). No communicator "
-                "can be made of these ranks any more: start the job again"
+                f"can be made of these ranks any more: {rendezvous.remedy}"
             )
         if rendezvous.slow.due((self._name, self._turn), waited_s) and self.rank == self._speaker():
             missing = self.missing()

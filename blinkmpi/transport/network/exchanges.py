@@ -112,8 +112,9 @@ class BoundedComm(Bounded):
         except MPI.Exception as error:
             if error.Get_error_class() not in FAILED:
                 raise
-            lost = f"{self.rendezvous.what}: {self._words(self._ended())}{error}; start the job again"
-            raise PeerLost(lost) from error
+            ended = self._ended()
+            text = f"{self.rendezvous.what}: {self._words(ended)}{error}; {self.rendezvous.remedy}"
+            raise PeerLost(text, [self.among[r] for r in ended]) from error
 
     def _abandon(self, begun: Begun, memory: object, error: BaseException) -> BaseException:
         ABANDONED.append((begun, memory))

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
-from ...errors import ArgumentError, CollectiveTimeout, FormatError, PeerLost, TopologyError
+from ...errors import ArgumentError, CollectiveTimeout, FormatError, PeerLost, TopologyError, lost_ranks
 from ...util.together import MOST_GATHERED, MOST_SENT, OWN_STORE, Failure, check_lengths, read
 from ..processes import JobProcess, own, see, state
 from .bounded import LOOK_SECONDS, Begun, Bounded, Rendezvous
@@ -231,8 +231,9 @@ class StoreComm(Bounded):
         if not self._ask("check", [self._key("given-up")]):
             return None
         rank, failure = read(self._ask("get", self._key("given-up")), tuple[int, Failure], "a rank that gave up")
-        kind = next((kind for kind in (CollectiveTimeout, FormatError) if failure.name == kind.__name__), PeerLost)
-        return kind(f"{failure.message} (found by rank {rank}; rank {self.rank} left, too)")
+        text = f"{failure.message} (found by rank {rank}; rank {self.rank} left, too)"
+        kind = next((kind for kind in (CollectiveTimeout, FormatError) if failure.name == kind.__name__), None)
+        return PeerLost(text, failure.lost) if kind is None else kind(text)
 
     def _tell(self, error: BaseException | None) -> BaseException | None:
         """Tell those who still wait, or come later, that this rank has given up, unless another has: returns why."""
@@ -241,7 +242,7 @@ class StoreComm(Bounded):
         except FormatError:  # of nobody who gives up
             earlier = None
         if earlier is None:
-            failure = Failure(type(error).__name__, str(error) or type(error).__name__)
+            failure = Failure(type(error).__name__, str(error) or type(error).__name__, lost_ranks(error))
             self._ask("set", self._key("given-up"), msgspec.msgpack.encode((self.rank, failure)))
         return earlier
 

@@ -1,15 +1,16 @@
 """What a rank that waits for its GPU sees of the others' calls, in control pages that are plain memory."""
 
+import pickle
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from blinkmpi.errors import CollectiveTimeout, MismatchError, PeerLost
-from blinkmpi.transport.announcement import Announcement, Called, Failed, encode, encode_failure
+from blinkmpi.errors import SHRINK, CollectiveTimeout, MismatchError, PeerLost
+from blinkmpi.transport.announcement import Announcement, Called, Failed, decode_failure, encode, encode_failure
 from blinkmpi.transport.control_pages import BODY, CONTROL, ControlPages
 from blinkmpi.transport.host.transport import HostTransport
-from blinkmpi.transport.liveness import Peers
+from blinkmpi.transport.liveness import Peers, died_of
 from blinkmpi.util.together import Failure
 
 CALL = Called("allreduce(8 x float32, op sum) in GPU memory")
@@ -89,3 +90,36 @@ def test_a_rank_that_says_why_and_leaves_during_a_look_is_heard(says: bool) -> N
     with mock.patch.object(peers, "ended", ended), pytest.raises(CollectiveTimeout if says else PeerLost) as caught:
         host.look(7, lambda: {1: "a chunk", 2: "a chunk"}, 1.0, 3.0)
     assert ("rank 2 is stopped (found by rank 1; rank 0 left call 7 too)" in str(caught.value)) == says
+
+
+def test_the_numbers_of_lost_ranks_reach_every_rank() -> None:
+    """As an attribute of the first error, of the others', and of all later ones."""
+    peers = job(4)
+    peers.remedy = SHRINK
+    mine = peers.timeout_error(7, {1: "its call 7", 3: "its call 7"}, [3, 1], 0.5)
+    assert isinstance(mine, PeerLost)
+    assert mine.ranks == (1, 3)
+    assert str(mine).endswith("start the job again, or go on with the others: comm.shrink()")
+    peers.pages.write(peers.pages.error_record(2), encode_failure(mine, BODY))
+    peers.pages.abort[0] = 3
+    theirs = peers.abort_error(7)
+    assert isinstance(theirs, PeerLost)
+    assert theirs.ranks == (1, 3)
+    assert died_of(theirs).ranks == (1, 3)
+    assert pickle.loads(pickle.dumps(theirs)).ranks == (1, 3)
+
+
+def test_an_error_of_very_many_lost_ranks_fits_into_its_record() -> None:
+    error = PeerLost("x" * 2000, range(1 << 20, (1 << 20) + 5000))
+    body = encode_failure(error, BODY)
+    assert len(body) <= BODY
+    assert decode_failure(body).lost == error.ranks[: len(decode_failure(body).lost)] != ()
+
+
+def test_a_rank_that_gave_up_for_a_reason_of_its_own_is_not_lost() -> None:
+    peers = job()
+    peers.pages.write(peers.pages.error_record(2), encode_failure(ValueError("seven"), BODY))
+    peers.pages.abort[0] = 3
+    theirs = peers.abort_error(7)
+    assert isinstance(theirs, PeerLost)
+    assert theirs.ranks == ()
