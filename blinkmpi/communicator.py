@@ -8,20 +8,20 @@ GPU memory reaches an MPI only where that takes it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, cast
 
 from mpi4py import MPI
 
 from .collectives import Args, Collectives, Seconds
-from .errors import ArgumentError, PeerLost
+from .errors import ArgumentError, CannotShrink, PeerLost
 from .guarded import GuardedIntracomm
 from .lang.algorithms import Algorithm
 from .planned import Planned
 from .planning.plan import Plan
 from .runtime import collectives as mpi
-from .runtime.bootstrap import Options, is_time
+from .runtime.bootstrap import Options, check_timeout, is_time
 from .runtime.buffers import mpi_op
 from .runtime.children import Child
 from .runtime.collectives import CollectiveMethod, Invocation
@@ -30,6 +30,8 @@ from .runtime.entering import enter_group
 from .runtime.process_exit import end_job_at_exit, end_job_on_error, in_child
 from .runtime.ranks.mpi import DEAD, MpiRanks, copy_of, free
 from .runtime.requests import KeptPrequest
+from .runtime.shrinking.by_mpi import MpiShrinking
+from .runtime.shrinking.meeting import excluded
 from .topology.model import Topology
 
 PERSISTENT = {
@@ -66,6 +68,7 @@ class Communicator(Planned, GuardedIntracomm):
 
     _made_by = "blinkmpi.Communicator(comm)"
     _child: Child | None = None  # until it opens, what one knows that was made from another one
+    _shrinking: MpiShrinking | None = None  # while shrink() has begun and not ended
     _ready: Dispatcher | None = None  # its dispatcher, while calls are under way behind whose first it has opened
 
     def __new__(cls, comm: MPI.Intracomm | None = None, *, timeout: float | None = None, **_: Any) -> Communicator:
@@ -193,6 +196,53 @@ class Communicator(Planned, GuardedIntracomm):
         elif self._initialised():
             enter_group(self._dispatcher().sequence, "Create_group()", group, tag)
         return self._adopt("Create_group()", super().Create_group(group, tag))
+
+    def shrink(self, exclude: Iterable[int] = (), *, timeout: float | None = None) -> Communicator:
+        """The communicator of the ranks that are left; called by all of these, and freed as any other.
+
+        After a :class:`PeerLost` or CollectiveTimeout it goes on without the processes that have died, and, at the
+        deadline, without those that are stopped; this communicator is given back then. Trees are packed anew into what
+        is left of the machine. While all ranks live and none has failed, it is ``Create_group`` of the ranks that are
+        not in ``exclude``, also on GPUs, and this communicator lives on.
+
+        Args:
+            exclude: ranks that live and are to go; they do not call it.
+            timeout: seconds that the ranks have to come (default: the communicator's).
+
+        Raises:
+            ArgumentError: for an ``exclude`` that cannot be, on this rank.
+            CannotShrink: where the launcher is not Open MPI's ``mpirun --with-ft ulfm`` and a process has died; after a
+                failure on GPUs; on a rank without which the others have gone on.
+            CollectiveTimeout: if a rank that runs does not come. Then, as after the others, it may be called again.
+        """
+        rank, n = self.rank, self.size
+        without = excluded(exclude, rank, n)
+        child = self._unopened()
+        dead = child.dead if child is not None else self._dispatcher().sequence.dead
+        if without and dead is None:
+            return self._without(without)
+        if child is not None:
+            raise CannotShrink(
+                f"shrink(): this communicator of {child.made_by} has made no call yet; shrink the one that it was made "
+                "from, and make it again"
+            )
+        if timeout is not None:
+            check_timeout(timeout)
+        self._shrinking = self._shrinking or MpiShrinking(self._dispatcher())
+        comm, made = self._shrinking.run(without, timeout)
+        self._blink, self._shrinking = None, None
+        new = MPI.Intracomm.__new__(Communicator, comm)
+        new._blink, new._child = made, None
+        return new
+
+    def _without(self, ranks: frozenset[int]) -> Communicator:
+        everybody = self.Get_group()
+        rest = everybody.Excl(sorted(ranks))
+        try:
+            return cast(Communicator, self.Create_group(rest))
+        finally:
+            rest.Free()
+            everybody.Free()
 
     def Free(self) -> None:
         """Give everything back; collective, unless the communicator is dead (then local)."""

@@ -88,6 +88,10 @@ def lost_ranks(error: BaseException | None) -> tuple[int, ...]:
     return error.ranks if isinstance(error, PeerLost) else ()
 
 
+class CannotShrink(BlinkError):
+    """The ranks that are left cannot go on together: the launcher, GPUs, or that they have done so already forbid."""
+
+
 class RemoteError(BlinkError):
     """Another rank failed; this is its error, raised here too."""
 

@@ -7,7 +7,7 @@ of its own, and nothing is sent by MPI.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,10 +17,12 @@ from .errors import ArgumentError
 from .lang.algorithms import Algorithm
 from .planned import Planned
 from .planning.plan import Plan
-from .runtime.bootstrap import Options
+from .runtime.bootstrap import Options, check_timeout
 from .runtime.dispatch import Dispatcher
 from .runtime.ranks.interface import INSTEAD
 from .runtime.ranks.store import StoreRanks
+from .runtime.shrinking.by_store import shrunk_by_store
+from .runtime.shrinking.meeting import excluded
 from .topology.model import Topology
 from .transport.network.store import Store
 
@@ -88,6 +90,35 @@ class StoreCommunicator(Planned):
     def Get_size(self) -> int:
         """How many there are, as mpi4py has it."""
         return self.size
+
+    def shrink(self, exclude: Iterable[int] = (), *, timeout: float | None = None) -> StoreCommunicator:
+        """The communicator of the processes that are left; called by all of these, and freed as any other.
+
+        After a :class:`PeerLost` or CollectiveTimeout it goes on without the processes that have died, and, at the
+        deadline, without those that are stopped; this communicator is given back then. Trees are packed anew into what
+        is left of the machine. While none has failed, ``exclude`` leaves out ranks, and this communicator lives on.
+
+        Args:
+            exclude: ranks that live and are to go; they do not call it.
+            timeout: seconds that the ranks have to come (default: the communicator's).
+
+        Raises:
+            ArgumentError: for an ``exclude`` that cannot be, on this rank.
+            CannotShrink: after a failure on GPUs; in a process without which the others have gone on.
+            CollectiveTimeout: if a process that runs does not come. Then, as after the others, it may be called again.
+        """
+        without = excluded(exclude, self.rank, self.size)
+        if timeout is not None:
+            check_timeout(timeout)
+        dispatcher = self._dispatcher()
+        ranks = dispatcher.context.ranks
+        assert isinstance(ranks, StoreRanks), "it was made with them"
+        rest, made = shrunk_by_store(dispatcher, ranks, without, timeout)
+        if dispatcher.sequence.dead is not None:
+            self._blink = None
+        new = StoreCommunicator.__new__(StoreCommunicator)
+        new.rank, new.size, new._blink = rest.index(self.rank), len(rest), made
+        return new
 
     def Free(self) -> None:
         """Give everything back; collective, unless the communicator is dead (then local). Safe to call twice."""

@@ -21,6 +21,7 @@
 ``cuda``           the same for GPU memory
 ``guard``          MPI's own methods that take buffers, and what each does with GPU memory
 ``ranks``          what has brought the ranks together: MPI, or a key-value store
+``shrinking``      those of them that are left go on: ``comm.shrink()``
 ``requests``       non-blocking and persistent requests, and the thread that makes what C cannot begin
 ``inspection``     what a communicator says of itself
 ``process_exit``   how a process ends, and the job with it

@@ -92,6 +92,12 @@ class Parent:
     remedy: str
 
 
+def part_of_options(options: Options, settings: Settings, machine: Topology | None, n: int) -> Options:
+    """The arguments of a communicator of ``n`` of the ranks; ``machine``: theirs, if the user has named one."""
+    algo, algorithms = for_part(settings.algo if options.algo is None else options.algo, options.algorithms, n)
+    return replace(options, plan=None, topology=machine, algo=algo, algorithms=algorithms)
+
+
 class Group:
     """A group of MPI's, which is freed with the last that need it."""
 
@@ -275,10 +281,8 @@ class Child:
     def options(self) -> Options:
         """Its arguments."""
         parent = self.parent
-        algo = parent.settings.algo if parent.options.algo is None else parent.options.algo
-        algo, algorithms = for_part(algo, parent.options.algorithms, len(self.ranks))
-        topology = self.machine if parent.emulated else None
-        return replace(parent.options, plan=None, topology=topology, algo=algo, algorithms=algorithms)
+        machine = self.machine if parent.emulated else None
+        return part_of_options(parent.options, parent.settings, machine, len(self.ranks))
 
     @property
     def firsts(self) -> list[int]:

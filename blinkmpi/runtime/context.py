@@ -407,6 +407,17 @@ class Context(Outlook):
         self.host.close()
         self._answer(False)
 
+    def leave_behind(self) -> None:
+        """Look at its memory no more, and tell who comes late that this rank has gone on with others. Local."""
+        self.rendezvous.give_up, self.rendezvous.check = lambda _: None, lambda: None
+        self.end_trace()
+        self._answer(False)
+        if self._parent is not None:
+            self._parent.spares.discard()
+            self._parent = None  # it has the memory, too
+        if self.host.messages is None:
+            self.host.close(went_on=True)
+
     def end_trace(self) -> None:
         """Write this rank's part of the trace, if that is not done. Local."""
         if self.trace is not None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .cuda.calls import CudaCalls
 
 Args = tuple[Any, ...]
+LEFT_BEHIND: list[object] = []  # what a call of MPI's still reads or writes, which was given up
 
 
 class Dispatcher:
@@ -249,6 +250,20 @@ class Dispatcher:
         self.context.close_spares()
         self._forget_all()
         self.context.close()
+
+    def leave_behind(self) -> None:
+        """Give back what is this process's of a communicator that is dead, and whose other ranks have another one.
+
+        Between nodes MPI still writes into its memory, which stays until the process ends.
+        """
+        assert self.sequence.dead is not None, "its ranks have agreed on that"
+        self.close()
+        atexit.unregister(self.sequence.at_exit)
+        if self.context.open_mpi_call or self.context.host.messages is not None:
+            LEFT_BEHIND.append(self)
+        else:
+            self._forget_all()
+        self.context.leave_behind()
 
     def rest(self) -> None:
         """Do nothing, until :meth:`wake`."""

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI, run
 
 from ..errors import PeerLost
+from ..transport.processes import JobProcess, state
 from ..util.settings import log
 from ..util.singleton import remove_segment_at_exit
 from .bootstrap import own_settings
@@ -67,6 +68,29 @@ def _end_job(why: str) -> None:
     if not (UNCAUGHT.is_set() or MPI.Is_finalized() or in_child()):
         run.set_abort_status(1)
         log(own_settings(), "WARN", f"this rank ends the job, or MPI_Finalize would wait for ever: {why}")
+
+
+def job_goes_on(*, lost: bool) -> None:
+    """The ranks that are left have another communicator: what was lost before ends the job no more.
+
+    Args:
+        lost: whether a process has died.
+    """
+    ENDS.clear()
+    atexit.unregister(_end_job)
+    if lost:
+        LOST.set()
+
+
+def end_job_if_stopped(processes: Sequence[JobProcess]) -> None:
+    """End the job when this process ends if one of these is stopped then: MPI_Finalize would wait for it for ever."""
+    for process in processes:
+        atexit.register(_end_job_of, process)
+
+
+def _end_job_of(process: JobProcess) -> None:
+    if state(process) == "stopped":
+        _end_job(f"{process} is stopped, and was counted out by shrink()")
 
 
 def end_with_failure(why: str) -> None:

@@ -287,9 +287,10 @@ class CallSequence:
         self.host.abort(self.dead)
         self.context.end_trace()
         kept = self.owner()
-        atexit.unregister(self._at_exit)
-        atexit.register(self._at_exit, kept)
+        atexit.unregister(self.at_exit)
+        atexit.register(self.at_exit, kept)
 
-    def _at_exit(self, _kept: object) -> None:
+    def at_exit(self, _kept: object) -> None:
+        """At Python's end: the process of a communicator that is dead."""
         context = self.context
         context.ranks.leave(context.host, context.timeout_s, lambda: context.open_mpi_call, context.settings)

@@ -8,7 +8,8 @@ messages of :mod:`.network.messages`::
                       such calls, too, what it says of the lengths of its blocks
     line 1            heartbeat, in ns of the monotonic clock
     line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good,
-                      2 once it has dropped the communicator
+                      2 once it has dropped the communicator, 4 once it has come to shrink(), 5 once it goes on in the
+                      communicator that this has given
     line 3            abort word (rank 0's counts): 1 + the rank that aborted, 0 while all is well; the call of whose
                       wait this rank has warned last, and when, in ns of the monotonic clock; for a process that is no
                       rank (``blinkmpi top``): a number that marks such pages, how many ranks the job has, where this
@@ -44,7 +45,8 @@ RECORD = 1024
 BODY = RECORD - 16  # bytes of a record's body
 INTRODUCTION = 3  # word of line 3
 LEFT_WORD = 2 * WORDS + 2  # the third word of line 2: one of the next line's, once a rank takes part in no call
-LEFT, DROPPED, RESTS = 1, 2, 3
+LEFT, DROPPED, RESTS, SHRINKS, WENT_ON = 1, 2, 3, 4, 5
+STATES_OF = {LEFT: "left", WENT_ON: "went on"}  # else a rank that takes no part has dropped the communicator
 FLAGS = LINE * (RECORDS + 3 * RECORD // LINE)  # where the heads begin; what lies before them every call needs
 CONTROL = FLAGS + LINE * (HEADS + TAILS)
 
@@ -138,13 +140,23 @@ class ControlPages(PagePlaces):
         """Give a sign of life."""
         self.heartbeats[self.rank] = time.monotonic_ns()
 
+    def shrinks(self, come: bool) -> None:
+        """Say that this rank has come to ``shrink``, or that it has given that up."""
+        self.lefts[self.rank] = SHRINKS if come else 0
+
+    def comes_to_shrink(self, rank: int) -> bool:
+        """Whether a rank says so."""
+        return int(self.lefts[rank]) == SHRINKS
+
     def state(self, rank: int) -> str:
         """The process of ``rank``: ``running``, ``stopped``, ``blocked``, ``gone``, or ``""`` (not seen).
 
-        ``left`` where Python has ended there, ``dropped`` where it has no such communicator any more.
+        ``left`` where Python has ended there, ``dropped`` where it has no such communicator any more, ``went on`` where
+        it has another one, which :meth:`Communicator.shrink` has given.
         """
-        if left := int(self.lefts[rank]):
-            return "left" if left == LEFT else "dropped"
+        left = int(self.lefts[rank])
+        if left and left != SHRINKS:
+            return STATES_OF.get(left, "dropped")
         if rank in self.gone:
             return "gone"
         if not self.visible[rank]:

@@ -26,12 +26,13 @@ STATES = {
     "gone": "is gone (killed or crashed)",
     "left": "has left (Python ended there)",
     "dropped": "has dropped its communicator, which it did not free",
+    "went on": "has gone on with others, by shrink()",
     "stopped": "is stopped (SIGSTOP or a debugger)",
     "blocked": "is in uninterruptible sleep (a disk or a network file system)",
     "running": "runs",
 }
 TURN_SECONDS = 0.4  # after which the next rank of a node warns, if none before it has
-AWAY = ("left", "dropped")  # states of a rank that has completed its part of every call before
+AWAY = ("left", "dropped", "went on")  # states of a rank that has completed its part of every call before
 SILENT_NS = 1_000_000_000  # without a heartbeat, after which a rank is suspected first
 
 

@@ -6,6 +6,7 @@ fails ends alone, and its peers notice it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,7 @@ from ...planning.selection import parse_algo
 from ...topology.live import this_process
 from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
-from ...transport.network.store import Store, StoreComm
+from ...transport.network.store import Known, Store, StoreComm
 from ...util.launcher import launched_rank
 from ...util.settings import Settings
 from ...util.singleton import remove_segment
@@ -29,14 +30,24 @@ class StoreRanks:
     """The ranks of a StoreCommunicator.
 
     Args:
-        name: see :class:`StoreComm`.
+        name, known: see :class:`StoreComm`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, name: str, rendezvous: Rendezvous) -> None:
-        rendezvous.what = "StoreCommunicator()"
+    def __init__(
+        self, store: Store, rank: int, size: int, name: str, rendezvous: Rendezvous, known: Known | None = None
+    ) -> None:
+        rendezvous.what = "StoreCommunicator()" if known is None else "shrink()"
         if launched_rank(os.environ) is None:  # nobody connects to this process by MPI, and it may be killed
             remove_segment(os.getpid())
-        self.together = StoreComm(store, rank, size, rendezvous, name=name)
+        self.store = store
+        self.together = StoreComm(store, rank, size, rendezvous, name=name, known=known or {})
+
+    def left(self, rest: Sequence[int], timeout_s: float, rendezvous: Rendezvous) -> StoreRanks:
+        """Those of them that are left, this one among them, numbered from 0; they have ``timeout_s`` to come."""
+        known = {new: self.together.known[old] for new, old in enumerate(rest) if old != self.together.rank}
+        key = hashlib.blake2b(f"{self.together.unique} {list(rest)}".encode(), digest_size=8).hexdigest()
+        rendezvous.timeout_s = timeout_s
+        return StoreRanks(self.store, list(rest).index(self.together.rank), len(rest), key, rendezvous, known)
 
     @property
     def process(self) -> int:

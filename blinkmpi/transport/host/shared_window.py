@@ -24,7 +24,7 @@ from ...util.settings import LEAST_BUFFER_BYTES
 from ...util.shared_memory import PAGE, SHM, NotShared, SharedFile, longest, shared_file
 from ...util.text import plural, size_text
 from ...util.together import Comm, allgather, gathered, together
-from ..control_pages import CONTROL, DROPPED, FLAGS, HEADS, LEFT, LINE, RESTS, ControlPages, PagePlaces
+from ..control_pages import CONTROL, DROPPED, FLAGS, HEADS, LEFT, LINE, RESTS, WENT_ON, ControlPages, PagePlaces
 from ..counters import LINE_BYTES, lines_for
 
 SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
@@ -316,16 +316,20 @@ class SharedWindow(WindowLayout):
         if os.getpid() == self._process and self in _open:
             self.pages.lefts[self.pages.rank] = LEFT
 
-    def close(self) -> None:
-        """Look at it no more. Local, and safe to call twice: the last rank of a node gives back the memory."""
+    def close(self, *, went_on: bool = False) -> None:
+        """Look at it no more. Local, and safe to call twice: the last rank of a node gives back the memory.
+
+        Args:
+            went_on: whether this rank has another communicator of those that are left, which is told.
+        """
         if self not in _open or os.getpid() != self._process:
             return
         _open.discard(self)
         pages = self._pages
-        pages.lefts[pages.rank] = DROPPED
+        pages.lefts[pages.rank] = WENT_ON if went_on else DROPPED
         with _fence:  # of two ranks that leave at the same time, one sees the other
             (pages.fence or int)()
-        last = all(int(pages.lefts[r]) == DROPPED for r in self.here)
+        last = all(int(pages.lefts[r]) in (DROPPED, WENT_ON) for r in self.here)
         if last or not pages.lefts[pages.rank]:  # which the last rank has given back as this one looked
             self.file.give_back(self._at, self.total)  # though this or another rank may still have a view
         del self.bytes, self.counters, self._pages, self.file

@@ -391,8 +391,8 @@ class HostTransport(HostOutlook):
         self._blocks.clear()
         self.window.give_back_slots()
 
-    def close(self) -> None:
-        """Look at the shared memory no more."""
+    def close(self, *, went_on: bool = False) -> None:
+        """Look at the shared memory no more; ``went_on``: see :meth:`SharedWindow.close`."""
         self.helper.close()
         if self.shots:
             self.shots.close()
@@ -401,4 +401,4 @@ class HostTransport(HostOutlook):
         self.recorder.close()
         self._blocks.clear()
         del self.records  # whose pages lie in the window
-        self.window.close()
+        self.window.close(went_on=went_on)

@@ -33,6 +33,7 @@ SILENT_S = 1.0  # after which a store that does not answer is mentioned
 TELL_S = 0.5  # that a rank which gives up takes to tell the others
 LEAVE_S = 5.0  # that a rank takes to leave the store in order
 _made = itertools.count(1)
+Known = dict[int, JobProcess]  # by rank
 
 
 class Store(Protocol):
@@ -104,17 +105,30 @@ class StoreComm(Bounded):
     Args:
         store: read and written by nobody else under keys that begin with ``blinkmpi/``.
         name: of this communicator, if others of the same size but of other processes share the store.
+        known: who the other ranks are, where that is known before they come.
     """
 
     unseen = ("has not come to the store", "have not come to the store")
 
-    def __init__(self, store: Store, rank: int, size: int, rendezvous: Rendezvous, *, name: str = "") -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, rendezvous: Rendezvous, *, name: str = "", known: Known | None = None
+    ) -> None:
         super().__init__(rank, rendezvous, "not introduced yet", range(size))
         self._store, self._space = store, "/".join(filter(None, ("blinkmpi", name, str(size))))
         self._number = 0  # of this communicator, among those of its size
-        self._known: dict[int, JobProcess] = {}
+        self._known: Known = dict(known or {})
         self._asked_at = 0.0  # when the store was asked what it has not answered yet; 0: it has
         self._deletes = True
+
+    @property
+    def known(self) -> Known:
+        """Who the other ranks are, of those that have come."""
+        return self._known
+
+    @property
+    def unique(self) -> str:
+        """The name of this communicator, which no other one has."""
+        return self._name
 
     # ---- the exchanges
 
@@ -330,6 +344,22 @@ class StoreComm(Bounded):
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
         self._forget([*self._keys(self._turn), self._key(self._turn, "all"), *self._keys("left")[1:]])
+        return []
+
+    def clear(self, first: int) -> None:
+        """Delete the keys of a communicator that is dead, if this rank is the first one that goes on.
+
+        What fails here is nobody's loss: keys stay in the store then.
+        """
+        if self.rank == first:
+            work = StoreWork(self._clear)
+            if not work.ended(LEAVE_S):
+                work.given_up = PeerLost("the keys of a dead communicator stay in the store")
+
+    def _clear(self, _: StoreWork) -> list[bytes]:
+        for turn in range(max(1, self._turn - 1), self._turn + 2):  # another rank may be one exchange ahead
+            self._forget([*self._keys(turn), self._key(turn, "all")])
+        self._forget([self._key("given-up")])
         return []
 
 

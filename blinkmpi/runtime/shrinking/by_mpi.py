@@ -1,0 +1,220 @@
+"""``shrink`` among ranks that MPI's launcher has started.
+
+Where a process has died, ULFM's ``Shrink`` makes the communicator of those that are left, and ``Iagree`` says whether
+all of them could open it. Both need ``mpirun --with-ft ulfm``. Where all processes live, and some are stopped or to go,
+``Create_group`` does, which needs no such launcher. Open MPI 5.0.11 knows ``Ishrink``, too, but that fails with an
+internal error, so ``Shrink`` is called in a thread: like all that is waited for, it is under the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from ...errors import CannotShrink, CollectiveTimeout, PeerLost, RemoteError
+from ...transport.network.bounded import Rendezvous
+from ...transport.network.exchanges import ABANDONED, Members
+from ...util.launcher import outlives_ranks
+from ...util.lru import LRU
+from ...util.text import ranks_text
+from ..children import SETS, Child, Spares
+from ..dispatch import Dispatcher
+from ..process_exit import end_job_if_stopped, job_goes_on
+from ..ranks.mpi import MpiRanks
+from .meeting import Meeting, check_not_left_behind, coming, enter, meet
+
+MADE, NOT_LOST = 1, 2  # bits of what the ranks agree on: all have opened it; none failed but for a rank that was lost
+TAG = 0x5412  # of what the ranks that are left tell one another on the old communicator
+MOMENT_S = 1e-3  # that one look at work in a thread waits
+Made = tuple[MPI.Intracomm, Dispatcher]
+
+
+class InThread:
+    """Work in a thread, which is polled as a request of MPI's is."""
+
+    def __init__(self, work: Callable[[], MPI.Comm]) -> None:
+        self._made: MPI.Intracomm | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, args=(work,), name="blinkmpi-shrink", daemon=True).start()
+
+    def _run(self, work: Callable[[], MPI.Comm]) -> None:
+        try:
+            self._made = MPI.Intracomm(work())
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+
+    def ended(self) -> bool:
+        """Whether it has ended, within a moment."""
+        return self._done.wait(MOMENT_S)
+
+    def result(self) -> MPI.Intracomm:
+        """What it has made; raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        assert self._made is not None, "it has ended"
+        return self._made
+
+
+class MpiShrinking:
+    """The way of one communicator to that of the ranks that are left. It may be tried again, with the same object."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher, self._context = dispatcher, dispatcher.context
+        self._base = self._context.mpi.public  # whose ranks are left so far
+        self._ranks = tuple(range(self._context.n))  # those of the base, by their old numbers
+        self._lost = False  # whether one of the base was lost as that was opened
+        self._shrinks: InThread | None = None  # MPI's Shrink of the base, which has not ended
+        self._outlives = outlives_ranks(os.environ)
+
+    def run(self, without: frozenset[int], timeout_s: float | None) -> Made:
+        """Make the communicator of the ranks that are left but ``without``, open it, and give back the old one.
+
+        Raises:
+            CannotShrink, CollectiveTimeout: then it may be called again. BlinkError: what kept a rank from opening it.
+        """
+        context = self._context
+        if context.gpus is not None:
+            raise CannotShrink(
+                "shrink(): the kernels of these ranks may have touched GPU memory of a process that is lost, and going "
+                "on with GPUs then is not tried: start the job again. Ranks that all live go on by shrink(exclude=)"
+            )
+        check_not_left_behind(context.host.peers)
+        deadline = context.timeout_s if timeout_s is None else timeout_s
+        enter(self._dispatcher.sequence, deadline)
+        if self._outlives:
+            context.mpi.public.Revoke()  # who waits for a message of a rank that is here must come, too
+        with coming(context.host.pages):
+            found, made = self._opened(without, deadline)
+        self._leave(found)
+        return self._base, made
+
+    def _opened(self, without: frozenset[int], deadline_s: float) -> tuple[Meeting, Dispatcher]:
+        """Who has come, and what makes the calls of those that are left: the base's."""
+        while True:  # each time at least one more is lost
+            found = meet(self._context.host.peers, without, deadline_s)
+            self._part(found, deadline_s)
+            made = self._open(deadline_s)
+            if made is not None:
+                return found, made
+
+    # ---- the communicator of MPI's
+
+    def _part(self, found: Meeting, deadline_s: float) -> None:
+        """Make the base that of those that are left."""
+        host, first = self._context.host, self._base is self._context.mpi.public
+        gone, alive = ([r for r in some if r in self._ranks] for some in (found.gone, found.alive))
+        if gone and not self._outlives:
+            raise CannotShrink(
+                f"shrink(): {ranks_text(gone)} died, and this launcher lets no job go on then; start the job by Open "
+                "MPI's mpirun --with-ft ulfm"
+            )
+        unseen = len(host.pages.here) < host.n  # MPI knows who is gone
+        if gone or self._lost or (self._outlives and (unseen or (first and not alive))):
+            self._shrink(alive, deadline_s)
+        elif first or alive:
+            old = self._context.mpi.private if first else self._base
+            at = [self._ranks.index(r) for r in found.rest]
+            group = Members(old, Rendezvous("shrink()", deadline_s, self._context.slow), at, TAG)
+            self._take(self._await(InThread(group.Dup), "MPI's Create_group", deadline_s))
+
+    def _shrink(self, alive: list[int], deadline_s: float) -> None:
+        """Take what MPI's Shrink makes, for which all must come that live."""
+        host = self._context.host
+        if alive:
+            kill = " ".join(str(int(host.pages.pids[r])) for r in alive)
+            raise CannotShrink(
+                f"shrink(): a process has died, and MPI waits for others that live: {host.peers.states(alive)}; end "
+                f"these, too (kill -KILL {kill}), and call shrink() again"
+            )
+        self._shrinks = self._shrinks or InThread(self._base.Shrink)
+        self._take(self._await(self._shrinks, "MPI's Shrink", deadline_s))
+        self._shrinks, self._lost = None, False
+
+    def _take(self, comm: MPI.Intracomm) -> None:
+        mine, base = comm.Get_group(), self._base.Get_group()
+        at = MPI.Group.Translate_ranks(mine, list(range(mine.size)), base)
+        mine.Free()
+        base.Free()
+        self._base, self._ranks = comm, tuple(self._ranks[i] for i in at)
+
+    def _await(self, work: InThread, what: str, deadline_s: float) -> MPI.Intracomm:
+        since = time.monotonic()
+        while not work.ended():
+            if time.monotonic() - since > deadline_s:
+                raise self._late(what, deadline_s)
+        try:
+            return work.result()
+        except MPI.Exception as error:
+            raise PeerLost(f"shrink(): {what}: {error}; call it again", self._context.host.peers.lost()) from error
+
+    def _late(self, what: str, deadline_s: float) -> CollectiveTimeout:
+        others = [r for r in self._ranks if r != self._context.rank]
+        return CollectiveTimeout(
+            f"shrink(): rank {self._context.rank} has waited {deadline_s:.1f} s for {what}: "
+            f"{self._context.host.peers.states(others)}; call it again on every rank that lives, or raise timeout="
+        )
+
+    # ---- a communicator of ours
+
+    def _open(self, deadline_s: float) -> Dispatcher | None:
+        """Open one on all ranks of the base; None, on all of them, if another one is lost meanwhile."""
+        old, comm = self._context, self._base
+        made: Dispatcher | None = None
+        error: Exception | None = None
+        spares = Spares()
+        spares.discard()  # nothing is kept for others of the same ranks
+        settings = msgspec.structs.replace(old.settings, nodes=(), topo_file="", graph_file="")  # of the old ranks
+        parent = replace(old.parent, file=None, plans=LRU(SETS), spares=spares, settings=settings)
+        child = Child(parent, comm, "shrink()")
+        child.timeout_s = deadline_s
+        try:
+            made = Dispatcher(partial(MpiRanks, comm), child.options, child)
+        except Exception as raised:
+            error = raised
+        mine = MADE | NOT_LOST if made is not None else NOT_LOST if isinstance(error, PeerLost) else 0
+        agreed = self._agreed(mine, deadline_s)
+        if made is not None and agreed & MADE:
+            return made
+        if made is not None:
+            made.sequence.die(PeerLost("another rank could not open it"))
+            made.leave_behind()
+        if agreed & NOT_LOST:
+            self._lost = True
+            comm.Revoke()
+            return None
+        raise error or RemoteError("shrink(): another rank could not open the new communicator; its error says why")
+
+    def _agreed(self, mine: int, deadline_s: float) -> int:
+        """The bits that all ranks set; NOT_LOST alone if one is lost."""
+        if not self._outlives:
+            return mine & MADE  # who is lost ends the job
+        flag, since = np.array([mine], np.int32), time.monotonic()
+        try:
+            request = self._base.Iagree(flag)
+            while not request.Test():
+                if time.monotonic() - since > deadline_s:
+                    ABANDONED.append((request, flag))
+                    raise self._late("the others to agree", deadline_s)
+                time.sleep(MOMENT_S / 10)
+        except MPI.Exception:  # on every rank, if one has died
+            return NOT_LOST
+        return int(flag[0])
+
+    def _leave(self, found: Meeting) -> None:
+        """Give back the old communicator; this process, and its job, go on."""
+        processes = self._context.together.processes()
+        stopped = [processes[r] for r in found.alive if r in processes]
+        if self._outlives:
+            job_goes_on(lost=len(self._ranks) + len(found.alive) < self._context.n)
+        end_job_if_stopped(stopped)
+        self._dispatcher.leave_behind()
