@@ -2,7 +2,8 @@
 
 ``python -m tests.campaign.deadly BOX SEED FAULT [cupy]`` is the program of a rank: calls of random kinds and lengths,
 on host or GPU memory, amid which the fault strikes one of them. The others write the error that they raise, and how
-long they waited for it.
+long they waited for it. Where a rank is ``killed_then_shrink``, they go on without it, and now and then another one is
+killed as they shrink, or soon after.
 """
 
 import importlib
@@ -22,6 +23,10 @@ from typing import Any
 KINDS = ("allreduce", "broadcast", "allgather", "request")
 COUNTS = (1, 8, 1000, 40_000, 300_007, 2_000_003)
 TIMEOUT_S = 1.5  # where the deadline must pass
+SHRINK = "killed_then_shrink"
+SECOND = 0.4  # of these jobs, in which another rank is killed, too
+SECOND_S = 0.3  # after the first error, at most
+AFTER_CALLS = 30  # that the ranks make which are left
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ DEADLY: Mapping[str, Deadly] = {
     "killed": Deadly(()),
     "killed_at_start": Deadly(()),
     "killed_ulfm": Deadly(("PeerLost",), ft=True, fails=False),
+    SHRINK: Deadly(("PeerLost",), ft=True, fails=False),
     "exception": Deadly(()),
     "left": Deadly(("PeerLost",), fails=False),
     "stopped_for_good": Deadly(("CollectiveTimeout",), deadline=TIMEOUT_S),
@@ -77,7 +83,7 @@ def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
     comm.Barrier()
     if world.rank == victim:
         (box / "begun").touch()
-        if fault in ("killed", "killed_ulfm"):
+        if fault in ("killed", "killed_ulfm", SHRINK):
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
         if fault == "stopped_for_good":
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGSTOP)).start()
@@ -94,12 +100,50 @@ def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
             since = time.monotonic()
             call(comm, kind, xp, x, i)
     except BlinkError as error:
-        said = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - since}
+        said: dict[str, Any] = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - since}
+        if fault == SHRINK:
+            comm, said["shrunk"] = go_on(comm, xp, int(seed), victim)
         (box / f"{world.rank}.draft").write_text(json.dumps(said))
         (box / f"{world.rank}.draft").rename(box / f"{world.rank}.json")
         # who leaves first may end the job
-        wait_until(lambda: len(list(box.glob("[0-9].json"))) >= world.size - 1, "the other survivors have said theirs")
+        left = comm.size if fault == SHRINK else world.size - 1
+        wait_until(lambda: len(list(box.glob("[0-9].json"))) >= left, "the other survivors have said theirs")
         comm.Free()
+
+
+def second_victim(seed: int, n: int, first: int) -> tuple[int, float]:
+    """Who is killed as the others go on without ``first``, and when, in seconds from its error; -1: nobody."""
+    own = random.Random(seed + 1)
+    after, others = own.uniform(0.0, SECOND_S), [r for r in range(n) if r != first]
+    return (own.choice(others) if own.random() < SECOND and n > 2 else -1), after
+
+
+def go_on(comm: Any, xp: Any, seed: int, victim: int) -> tuple[Any, list[float]]:
+    """Make calls among the ranks that are left; gives their communicator, and how long each ``shrink`` took."""
+    from blinkmpi.errors import PeerLost
+
+    second, after = second_victim(seed, comm.size, victim)
+    if comm.rank == second:
+        threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    left = comm.size - 1 - (second >= 0)
+    took: list[float] = []
+    own: random.Random | None = None
+    done = 0
+    while own is None or done < AFTER_CALLS or comm.size > left:
+        try:
+            if own is None:  # the ranks are at different calls
+                since = time.monotonic()
+                comm = comm.shrink()
+                took.append(time.monotonic() - since)
+                done, own = 0, random.Random(seed + comm.size)
+            x = xp.full(own.choice(COUNTS), comm.rank + 1.0)
+            call(comm, own.choice(KINDS), xp, x, done)
+            done += 1
+        except PeerLost:
+            own = None
+    if comm.size != left:
+        raise AssertionError(f"{comm.size} ranks are left, {left} live")
+    return comm, took
 
 
 def call(comm: Any, kind: str, xp: Any, x: Any, i: int, **keywords: float) -> None:
@@ -137,13 +181,18 @@ def judge(fault: str, box: Path, n: int, seed: int, *, rc: int, output: str) -> 
         found.append("the job's exit status is 0")
     if "AssertionError" in output:
         found.append("a call was wrong")
+    victims = (victim, second_victim(seed, n, victim)[0] if fault == SHRINK else -1)
     for rank in range(n):
-        if rank == victim or not deadly.errors:
+        if rank in victims or not deadly.errors:
             continue
         if rank not in said:
             found.append(f"rank {rank} raised nothing")
         elif said[rank]["error"] not in deadly.errors:
             found.append(f"rank {rank} raised {said[rank]['error']}: {said[rank]['text']}")
+        elif fault == SHRINK and not said[rank].get("shrunk"):
+            found.append(f"rank {rank} did not go on: {said[rank]['text']}")
+        elif fault == SHRINK and max(said[rank]["shrunk"]) > PATIENCE_S:
+            found.append(f"rank {rank} shrank in {max(said[rank]['shrunk']):.1f} s")
         elif said[rank]["seconds"] > deadly.deadline + PATIENCE_S:
             found.append(f"rank {rank} raised {said[rank]['error']} after {said[rank]['seconds']:.1f} s")
     if fault == "exception" and "ValueError: seven is not eight" not in output:
