@@ -1,10 +1,12 @@
 """The example in the README is run as users run it."""
 
+import re
 import sys
 
 import pytest
 
-from tests.harness import ROOT, run_command
+from tests.harness import ROOT, Job, run_command
+from tests.mpi.faults import fault_tolerance, finish
 
 
 @pytest.mark.mpi_skip
@@ -25,3 +27,24 @@ def test_an_untrained_network_is_a_failure() -> None:
     assert outcome.rc != 0
     assert "FAILED" in outcome.output
     assert not outcome.timed_out
+
+
+def elastic(*lose: str, n: int = 4) -> tuple[str, float]:
+    """The output of the example that loses ranks, and its accuracy in percent."""
+    argv = [sys.executable, "examples/train_elastic.py", "--epochs", "6", "--lose", *lose]
+    with Job(n, argv, timeout=90, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT, options=fault_tolerance()) as job:
+        outcome = finish(job)
+    assert outcome.rc == 0, outcome.output
+    found = re.search(r"accuracy +([\d.]+)%", outcome.output)
+    assert found, outcome.output
+    return outcome.output, float(found[1])
+
+
+@pytest.mark.mpi_skip
+def test_training_that_loses_ranks_is_as_good_as_one_that_does_not() -> None:
+    _, whole = elastic()
+    output, left = elastic("0:20", "2:35")
+    assert "rank 0 of 4 is lost at step 20: 3 go on" in output
+    assert "rank 1 of 3 is lost at step 35: 2 go on" in output  # by its number among those that were left
+    assert "bit-identical on 2 ranks" in output
+    assert abs(whole - left) < 1, (whole, left)  # sums of other ranks are rounded otherwise
