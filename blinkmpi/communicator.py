@@ -8,7 +8,7 @@ GPU memory reaches an MPI only where that takes it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -197,7 +197,7 @@ class Communicator(Planned, GuardedIntracomm):
             enter_group(self._dispatcher().sequence, "Create_group()", group, tag)
         return self._adopt("Create_group()", super().Create_group(group, tag))
 
-    def shrink(self, exclude: Iterable[int] = (), *, timeout: float | None = None) -> Communicator:
+    def shrink(self, exclude: Collection[int] = (), *, timeout: float | None = None) -> Communicator:
         """The communicator of the ranks that are left; called by all of these, and freed as any other.
 
         After a :class:`PeerLost` or CollectiveTimeout it goes on without the processes that have died, and, at the

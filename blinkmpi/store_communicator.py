@@ -7,7 +7,7 @@ of its own, and nothing is sent by MPI.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -91,7 +91,7 @@ class StoreCommunicator(Planned):
         """How many there are, as mpi4py has it."""
         return self.size
 
-    def shrink(self, exclude: Iterable[int] = (), *, timeout: float | None = None) -> StoreCommunicator:
+    def shrink(self, exclude: Collection[int] = (), *, timeout: float | None = None) -> StoreCommunicator:
         """The communicator of the processes that are left; called by all of these, and freed as any other.
 
         After a :class:`PeerLost` or CollectiveTimeout it goes on without the processes that have died, and, at the

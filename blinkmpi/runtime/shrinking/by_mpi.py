@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from ...errors import CannotShrink, CollectiveTimeout, PeerLost, RemoteError
 from ...transport.network.bounded import Rendezvous
-from ...transport.network.exchanges import ABANDONED, Members
+from ...transport.network.exchanges import ABANDONED, FAILED, Members
 from ...util.launcher import outlives_ranks
 from ...util.lru import LRU
 from ...util.text import ranks_text
@@ -29,7 +29,7 @@ from ..children import SETS, Child, Spares
 from ..dispatch import Dispatcher
 from ..process_exit import end_job_if_stopped, job_goes_on
 from ..ranks.mpi import MpiRanks
-from .meeting import Meeting, check_not_left_behind, coming, enter, meet
+from .meeting import Meeting, check_not_left_behind, enter, meet
 
 MADE, NOT_LOST = 1, 2  # bits of what the ranks agree on: all have opened it; none failed but for a rank that was lost
 TAG = 0x5412  # of what the ranks that are left tell one another on the old communicator
@@ -72,7 +72,7 @@ class MpiShrinking:
         self._dispatcher, self._context = dispatcher, dispatcher.context
         self._base = self._context.mpi.public  # whose ranks are left so far
         self._ranks = tuple(range(self._context.n))  # those of the base, by their old numbers
-        self._lost = False  # whether one of the base was lost as that was opened
+        self._lost: PeerLost | None = None  # what was said of it if one of the base was lost as that was opened
         self._shrinks: InThread | None = None  # MPI's Shrink of the base, which has not ended
         self._outlives = outlives_ranks(os.environ)
 
@@ -93,8 +93,7 @@ class MpiShrinking:
         enter(self._dispatcher.sequence, deadline)
         if self._outlives:
             context.mpi.public.Revoke()  # who waits for a message of a rank that is here must come, too
-        with coming(context.host.pages):
-            found, made = self._opened(without, deadline)
+        found, made = self._opened(without, deadline)
         self._leave(found)
         return self._base, made
 
@@ -102,7 +101,10 @@ class MpiShrinking:
         """Who has come, and what makes the calls of those that are left: the base's."""
         while True:  # each time at least one more is lost
             found = meet(self._context.host.peers, without, deadline_s)
+            before, failed = len(self._ranks), self._lost
             self._part(found, deadline_s)
+            if failed is not None and len(self._ranks) == before:
+                raise failed
             made = self._open(deadline_s)
             if made is not None:
                 return found, made
@@ -119,7 +121,7 @@ class MpiShrinking:
                 "MPI's mpirun --with-ft ulfm"
             )
         unseen = len(host.pages.here) < host.n  # MPI knows who is gone
-        if gone or self._lost or (self._outlives and (unseen or (first and not alive))):
+        if gone or self._lost is not None or (self._outlives and (unseen or (first and not alive))):
             self._shrink(alive, deadline_s)
         elif first or alive:
             old = self._context.mpi.private if first else self._base
@@ -137,8 +139,11 @@ class MpiShrinking:
                 f"these, too (kill -KILL {kill}), and call shrink() again"
             )
         self._shrinks = self._shrinks or InThread(self._base.Shrink)
-        self._take(self._await(self._shrinks, "MPI's Shrink", deadline_s))
-        self._shrinks, self._lost = None, False
+        try:
+            self._take(self._await(self._shrinks, "MPI's Shrink", deadline_s))
+        finally:
+            self._shrinks = None if self._shrinks.ended() else self._shrinks
+        self._lost = None
 
     def _take(self, comm: MPI.Intracomm) -> None:
         mine, base = comm.Get_group(), self._base.Get_group()
@@ -182,14 +187,17 @@ class MpiShrinking:
         except Exception as raised:
             error = raised
         mine = MADE | NOT_LOST if made is not None else NOT_LOST if isinstance(error, PeerLost) else 0
-        agreed = self._agreed(mine, deadline_s)
-        if made is not None and agreed & MADE:
+        agreed = 0
+        try:
+            agreed = self._agreed(mine, deadline_s)
+        finally:
+            if made is not None and not agreed & MADE:
+                made.sequence.die(PeerLost("another rank could not open it"))
+                made.leave_behind()
+        if agreed & MADE:
             return made
-        if made is not None:
-            made.sequence.die(PeerLost("another rank could not open it"))
-            made.leave_behind()
         if agreed & NOT_LOST:
-            self._lost = True
+            self._lost = error if isinstance(error, PeerLost) else PeerLost("shrink(): another rank lost a third one")
             comm.Revoke()
             return None
         raise error or RemoteError("shrink(): another rank could not open the new communicator; its error says why")
@@ -206,8 +214,10 @@ class MpiShrinking:
                     ABANDONED.append((request, flag))
                     raise self._late("the others to agree", deadline_s)
                 time.sleep(MOMENT_S / 10)
-        except MPI.Exception:  # on every rank, if one has died
-            return NOT_LOST
+        except MPI.Exception as error:
+            if error.Get_error_class() not in FAILED:
+                raise
+            return NOT_LOST  # on every rank: one has died
         return int(flag[0])
 
     def _leave(self, found: Meeting) -> None:

@@ -16,7 +16,7 @@ from ..children import part_of_options
 from ..context import Context
 from ..dispatch import Dispatcher
 from ..ranks.store import StoreRanks
-from .meeting import check_not_left_behind, coming, enter, meet
+from .meeting import check_not_left_behind, enter, meet
 
 
 def shrunk_by_store(
@@ -40,9 +40,10 @@ def shrunk_by_store(
     lives = bool(without) and dispatcher.sequence.dead is None
     if not lives:
         enter(dispatcher.sequence, deadline)
-    with coming(context.host.pages):
-        rest, made = _opened(context, ranks, without, deadline)
-    if not lives:
+    rest, made = _opened(context, ranks, without, deadline)
+    if lives:
+        context.host.pages.shrinks(False)
+    else:
         ranks.together.clear(first=rest[0])
         dispatcher.leave_behind()
     return rest, made

@@ -7,13 +7,12 @@ is stopped is counted out at the deadline. The ranks of other nodes are not seen
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ...errors import ArgumentError, CannotShrink, CollectiveTimeout, PeerLost
 from ...transport.announcement import Called
-from ...transport.control_pages import ControlPages
 from ...transport.liveness import AWAY, Peers
 from ...util.numbers import rank_of
 from ...util.text import quoted, ranks_text
@@ -43,7 +42,7 @@ def excluded(exclude: object, rank: int, n: int) -> frozenset[int]:
     Raises:
         ArgumentError: for what is no sequence of ranks, or names this one.
     """
-    if isinstance(exclude, str | bytes) or not isinstance(exclude, Sequence | set | frozenset):
+    if isinstance(exclude, str | bytes) or not isinstance(exclude, Collection):
         raise ArgumentError(f"exclude={quoted(exclude)}: expected ranks, such as [2]; pass a list of them")
     found = frozenset(rank_of(each, n, "exclude") for each in exclude)
     if rank in found:
@@ -75,24 +74,17 @@ def enter(sequence: CallSequence, timeout_s: float) -> None:
     sequence.die(PeerLost("it was shrunk"))
 
 
-@contextmanager
-def coming(pages: ControlPages) -> Iterator[None]:
-    """Within it this rank says that it has come to ``shrink``."""
-    pages.shrinks(True)
-    try:
-        yield
-    finally:
-        pages.shrinks(False)
-
-
 def meet(peers: Peers, without: frozenset[int], timeout_s: float) -> Meeting:
-    """Wait for the others of this rank's node but ``without``, once this one is :func:`coming`.
+    """Say that this rank has come, and wait for the others of its node but ``without``.
+
+    What it has said stays when it gives up: others that have seen it count on it, and have a deadline.
 
     Raises:
         CannotShrink: if they have gone on without this rank.
         CollectiveTimeout: if one that runs does not come before the deadline.
     """
     pages, since = peers.pages, time.monotonic()
+    pages.shrinks(True)
     while True:
         check_not_left_behind(peers)
         states = {r: pages.state(r) for r in range(peers.n) if r != peers.rank}
