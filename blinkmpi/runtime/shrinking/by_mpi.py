@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from ...errors import CannotShrink, CollectiveTimeout, PeerLost, RemoteError
 from ...transport.network.bounded import Rendezvous
-from ...transport.network.exchanges import ABANDONED, FAILED, Members
+from ...transport.network.exchanges import ABANDONED, FAILED, BegunDup, Members
 from ...util.launcher import outlives_ranks
 from ...util.lru import LRU
 from ...util.text import ranks_text
@@ -183,7 +183,8 @@ class MpiShrinking:
         child = Child(parent, comm, "shrink()")
         child.timeout_s = deadline_s
         try:
-            made = Dispatcher(partial(MpiRanks, comm), child.options, child)
+            begun = self._begun(deadline_s) if self._outlives else None
+            made = Dispatcher(partial(MpiRanks, comm, begun=begun), child.options, child)
         except Exception as raised:
             error = raised
         mine = MADE | NOT_LOST if made is not None else NOT_LOST if isinstance(error, PeerLost) else 0
@@ -201,6 +202,17 @@ class MpiShrinking:
             comm.Revoke()
             return None
         raise error or RemoteError("shrink(): another rank could not open the new communicator; its error says why")
+
+    def _begun(self, deadline_s: float) -> BegunDup:
+        """A duplicate of the base, made by Shrink, too: where a process dies amid ``Idup``, Open MPI 5.0.11 may crash.
+
+        Raises:
+            PeerLost: on every rank, if one is lost meanwhile.
+        """
+        made = self._await(InThread(self._base.Shrink), "MPI's second Shrink", deadline_s)
+        if made.size < self._base.size:
+            raise PeerLost("shrink(): another rank was lost as the new communicator opened; call it again")
+        return made, MPI.REQUEST_NULL
 
     def _agreed(self, mine: int, deadline_s: float) -> int:
         """The bits that all ranks set; NOT_LOST alone if one is lost."""
