@@ -39,8 +39,6 @@ def run(args: argparse.Namespace) -> int:
         from mpi4py import run as program
     except ImportError as error:
         raise ArgumentError(f"blinkmpi run needs mpi4py: {error}; pip install 'blinkmpi[mpi]'") from error
-    from ..runtime.process_exit import UNCAUGHT
-
     if args.backend_for is not None:
         _serve(args.backend_for)
     if args.backend_for is None or not _by_torchrun():
@@ -53,15 +51,22 @@ def run(args: argparse.Namespace) -> int:
         program.run_command_line(words)
     except SystemExit as end:
         if end.code:
-            UNCAUGHT.set()
+            _note_failure()
         program.set_abort_status(end)
         raise
     except Exception:
         sys.excepthook(*sys.exc_info())
-        UNCAUGHT.set()
+        _note_failure()
         program.set_abort_status(1)
         return 1
     return 0
+
+
+def _note_failure() -> None:
+    """Let what runs at this process's end know that the program has failed."""
+    from ..runtime.process_exit import UNCAUGHT  # not before: under torchrun the group decides how MPI starts
+
+    UNCAUGHT.set()
 
 
 def _by_torchrun() -> bool:
@@ -74,7 +79,7 @@ def _serve(backends: str) -> None:
     try:
         importlib.import_module("torch")  # first: without it our own package warns that torch does not know us
         from ..torch.names import serve
-        from ..torch.start import setenv
+        from ..torch.variables import setenv
     except ImportError as error:
         raise ArgumentError(f"--backend-for needs torch: {error}; pip install 'blinkmpi[torch]'") from error
     serve([name.strip() for name in backends.lower().split(",") if name.strip()])

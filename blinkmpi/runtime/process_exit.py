@@ -172,3 +172,22 @@ def end_with_launcher() -> None:
         for write in BEFORE_KILLED:
             write()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_job(told: Callable[[], str], before_finalize: Callable[[], object]) -> None:
+    """End this process as soon as its job does, where no launcher of MPI's would.
+
+    Args:
+        told: waits for the job's end, and says why it ends; in a thread of its own.
+        before_finalize: called at Python's end, when threads will not run any more and MPI_Finalize waits for all.
+    """
+
+    def follow() -> None:
+        why = told()
+        log(own_settings(), "WARN", f"this rank ends, for its job does: {why}")
+        for write in BEFORE_KILLED:
+            write()
+        os._exit(1)
+
+    atexit.register(lambda: None if in_child() else before_finalize())
+    threading.Thread(target=follow, name="blinkmpi-job", daemon=True).start()

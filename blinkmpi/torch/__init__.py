@@ -4,6 +4,7 @@
 Importing it registers the backend and the rendezvous ``mpi://``, and touches neither MPI nor a GPU (docs/pytorch.md).
 
 ``start``        makes groups: under mpirun by MPI, under torchrun by torch's store
+``nodes``        torchrun on several nodes: MPI's world of its ranks; ``variables`` are torchrun's
 ``group``        what torch sees of a group; ``describe`` says in words what it is
 ``names``        programs that name another backend (``blinkmpi run --backend-for gloo,nccl``)
 ``mixed``        a group that leaves some devices to other backends; ``messages`` is gloo, for point-to-point
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .group import BlinkGroup
     from .hook import ddp_hook
     from .mem_pool import memory, memory_pool
-    from .start import setenv
+    from .variables import setenv
 else:
     __getattr__, __dir__ = lazily(__name__, {  # and with them MPI
         "describe": ("explain",),
@@ -39,7 +40,7 @@ else:
         "group": ("BlinkGroup",),
         "hook": ("ddp_hook",),
         "mem_pool": ("memory", "memory_pool"),
-        "start": ("setenv",),
+        "variables": ("setenv",),
     })  # fmt: skip
 
 __all__ = [
@@ -75,7 +76,10 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any = None) -> Any:
     with no_mpi_has_a_remedy(), connecting_to_nobody():
-        from .start import create
+        from .nodes import open_world
+
+        open_world(options)
+        from .start import create  # and with it MPI
 
     return create(options, backend_options)
 

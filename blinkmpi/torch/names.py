@@ -19,7 +19,6 @@ import torch.distributed as dist
 from ..errors import ArgumentError
 from ..runtime.foreign import all_imported
 from ..util.text import quoted
-from .group import BlinkGroup
 
 KNOWN = ("gloo", "nccl", "mpi")  # torch's own
 USUAL = {"cpu": "gloo", "cuda": "nccl"}  # what torch takes by itself, by device
@@ -123,6 +122,8 @@ def _take(bound: BoundArguments, taken: str | None) -> None:
 
 def _tell(group: Any, name: str) -> None:
     """Have torch say that a group's backend has this name."""
+    from .group import BlinkGroup  # and with it MPI, which a group has started by now
+
     if isinstance(group, BlinkGroup):
         known = dist.distributed_c10d._world.pg_map
         known[group] = (name, known[group][1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import weakref
 import zlib
@@ -22,8 +21,8 @@ from ..util.text import quoted
 from ..util.together import allgather, bcast, together
 from .group import BlinkGroup
 from .mixed import MixedGroup, beside
+from .variables import of_attempt
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _world: list[weakref.ref[BlinkGroup]] = []  # the default group, of which the others are parts
 
 
@@ -67,12 +66,6 @@ def _keywords(backend_options: Any, *, mixed: bool) -> dict[str, Any]:
             "backend blink, such as {'algo': 'allreduce:trees'}; pass that, or leave it out"
         )
     return dict(backend_options)
-
-
-def of_attempt(store: Any) -> Any:
-    """A store without what an earlier start of the job has left in it: torchrun starts a job again with its store."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    return store if attempt is None else dist.PrefixStore(f"attempt{attempt}", store)
 
 
 def started_by_mpi(rank: int, size: int) -> bool:
@@ -159,25 +152,3 @@ def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Itera
 def _spread(world: MPI.Intracomm) -> bool:
     """Whether the ranks are on several machines."""
     return len(set(allgather(world, socket.gethostname(), str))) > 1
-
-
-def setenv() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from MPI, as torchrun does.
-
-    For programs and frameworks that use ``env://``. What is set already stays, so under torchrun it does nothing.
-    Otherwise collective: all ranks of the job call it.
-    """
-    if all(name in os.environ for name in VARIABLES):
-        return
-    world = MPI.COMM_WORLD
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    where = None
-    if world.rank == 0:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            where = socket.getfqdn() if node.size < world.size else "localhost", free.getsockname()[1]
-    host, port = bcast(world, where, tuple[str, int])
-    found = world.rank, world.size, node.rank, node.size, host, port
-    node.Free()
-    for name, value in zip(VARIABLES, found, strict=True):
-        os.environ.setdefault(name, str(value))

@@ -1,9 +1,10 @@
-"""What a process without a launcher has to tidy up itself: Open MPI's file of shared memory.
+"""What a process without a launcher has to tidy up itself: MPI's file of shared memory.
 
 Open MPI 5 makes ``/dev/shm/sm_segment.HOST.UID.JOB.RANK``, 16 MiB of which little is touched, in every process. Its
 launcher removes those of a job. A process that was started alone (a singleton) has none, and its file stays for ever.
 
-Ranks of torchrun are such processes, which are also killed. They connect to no other by MPI, so they make no file.
+Ranks of torchrun are such processes, which are also killed. On one node they connect to no other by MPI, so they make
+no file. On several they do, by MPICH: its file, ``/dev/shm/mpich_shm_JOB_NODE``, is removed when all have mapped it.
 """
 
 import atexit
@@ -17,7 +18,9 @@ from pathlib import Path
 from .launcher import launched_rank
 
 MAPS = Path("/proc/self/maps")
-SEGMENT = re.compile(r"[\da-f]+-[\da-f]+ \S+ \S+ ([\da-f]+):([\da-f]+) (\d+) +(/dev/shm/sm_segment\.\S+)$")
+SEGMENT = re.compile(
+    r"[\da-f]+-[\da-f]+ \S+ \S+ ([\da-f]+):([\da-f]+) (\d+) +(/dev/shm/(?:sm_segment\.|mpich_shm_)\S+)$"
+)
 
 
 @contextmanager

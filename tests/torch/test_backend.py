@@ -385,7 +385,7 @@ def test_a_call_keeps_the_deadline_that_it_is_given(comm: MPI.Intracomm) -> None
 
 @mpi(ranks=(2,), timeout=120)
 def test_setenv_gives_what_torchrun_would(comm: MPI.Intracomm) -> None:
-    from blinkmpi.torch.start import VARIABLES, setenv
+    from blinkmpi.torch.variables import VARIABLES, setenv
 
     with mock.patch.dict(os.environ):
         for name in VARIABLES:

@@ -131,3 +131,22 @@ def test_without_torch_one_error_says_what_to_install(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_the_backend_that_is_taken(asked: str | None, names: list[str], cuda: bool, taken: str | None) -> None:
     assert backend_for(asked, names, cuda=cuda) == taken
+
+
+STARTS = """
+import os, sys
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID"
+os.environ |= dict.fromkeys(names.split(), "as torchrun has it")
+"""
+
+
+@pytest.mark.parametrize("words", ["import blinkmpi.torch; blinkmpi.torch.setenv()", "serve"])
+def test_under_torchrun_mpi_is_not_started_before_there_is_a_group(words: str) -> None:
+    """On several nodes it starts as the group is made."""
+    look = "import sys; assert 'torch' in sys.modules; assert 'mpi4py.MPI' not in sys.modules"
+    if words == "serve":
+        words = f"from blinkmpi.cli.main import main; sys.exit(main(['run', '--backend-for', 'gloo', '-c', {look!r}]))"
+    else:
+        words = f"{words}; {look}"
+    done = subprocess.run([sys.executable, "-c", STARTS + words], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr

@@ -11,9 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import START_AGAIN, CollectiveTimeout, PeerLost
 from ...util.text import ranks_text
@@ -21,6 +19,9 @@ from ..announcement import some
 from ..processes import WORDS, JobProcess, state
 from ..python_stacks import ASK_SECONDS, CAME_TO, ask, close_service, open_service
 from ..slow_waits import SlowWaits, stacks_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 LOOK_SECONDS = 0.2  # how often a wait looks after the others
 SPINS = 2048  # polls before the core is yielded, about a millisecond, where each rank has one

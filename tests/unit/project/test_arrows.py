@@ -131,6 +131,7 @@ OF_OTHERS = {
     "_sizeof": "likewise",
     "_typedict": "mpi4py's table of datatypes by their letter",
     "_current_frames": "Python documents it under this name: what each thread executes",
+    "_exit": "Python documents it under this name: ends a process without what Python does at its end",
     "_getframe": "Python documents it under this name: who calls",
     "_c_contiguous": "CuPy: flags.c_contiguous in a sixth of the time",
     "_C": "torch in C++",

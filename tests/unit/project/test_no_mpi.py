@@ -12,8 +12,9 @@ from blinkmpi.errors import NO_MPI
 PROGRAMS = {
     "a communicator": "import blinkmpi; blinkmpi.Communicator",
     "a store's": "import blinkmpi; blinkmpi.StoreCommunicator",
-    "torch's variables": "import blinkmpi.torch; blinkmpi.torch.setenv",
-    "torch's group": "import blinkmpi.torch; blinkmpi.torch._create(None)",
+    "torch's variables": "import blinkmpi.torch; blinkmpi.torch.setenv()",
+    "torch's group": "import torch.distributed as dist, blinkmpi.torch; "
+    "dist.init_process_group('blink', store=dist.HashStore(), rank=0, world_size=1)",
 }
 
 
