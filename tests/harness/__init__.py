@@ -47,9 +47,10 @@ from tests.harness.patience import NEVER_S, PATIENCE_S, wait_until
 from tests.harness.ranks import Pools, Ranks, run_ranks
 from tests.harness.reports import Report, Verdict
 from tests.harness.shared_memory import SharedMemoryWatch
+from tests.harness.wheels import other_mpi
 
 __all__ = [
     "ENVIRONMENT", "GRACE_S", "NEVER_S", "PATIENCE_S", "ROOT", "STDERR", "TAIL", "Closing", "Job", "Outcome", "Pools",
     "Ranks", "Report", "SharedMemoryWatch", "Started", "Verdict", "command_line", "inline", "long_but", "mpi", "mpirun",
-    "run_command", "run_ranks", "wait_until",
+    "other_mpi", "run_command", "run_ranks", "wait_until",
 ]  # fmt: skip
