@@ -5,8 +5,7 @@ wheel was installed by ``pip install --prefix FOLDER mpich``. The hosts are name
 unshaped virtual links, with a rank each. Both launchers run the same program in turn, ``--rounds`` times; it times
 torch's collectives on backend blink, each call between two barriers. A time is that of the slowest rank, the median
 over the calls of a job; a row's ratio is the median over the rounds of mpiexec's time through torchrun's, so above 1
-torchrun's job is faster. ``--table`` writes the rows of a file into docs/pytorch.md. Needs root or user namespaces,
-iproute2, torch and the test extras.
+torchrun's job is faster. Needs root or user namespaces, iproute2, torch and the test extras.
 """
 
 import argparse
@@ -31,7 +30,6 @@ from benchmarks import jobs  # noqa: E402
 from tests.hosts.agents import Agents  # noqa: E402
 from tests.hosts.world import SCRIPT, World, forbidden, missing  # noqa: E402
 
-PAGE, MARK = ROOT / "docs" / "pytorch.md", "torchrun-hosts"
 LAUNCHERS = ("torchrun", "mpiexec")
 RANKS = (1, 1)
 SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20)  # bytes
@@ -136,37 +134,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def page(text: str, document: dict[str, Any]) -> str:
-    """docs/pytorch.md with the rows of a file between its marks."""
-    lines = [
-        "| collective | bytes | torchrun, us | mpiexec, us | ratio | least to most |",
-        "|---|---:|---:|---:|---:|---|",
-    ]
-    for row in document["results"]:
-        times = " | ".join(f"{row['median_us'][launcher]:.0f}" for launcher in LAUNCHERS)
-        spread = f"{row['ratio']:.2f} | {row['least']:.2f} to {row['most']:.2f}"
-        lines.append(f"| {row['collective']} | {row['size']} | {times} | {spread} |")
-    begin, end = f"<!-- {MARK}: begin -->\n", f"<!-- {MARK}: end -->"
-    before, _, rest = text.partition(begin)
-    return before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
-
-
 def main() -> None:
     """Run all rounds, show the table, write the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mpich", type=Path, help="the folder of MPICH's wheel (pip install --prefix FOLDER mpich)")
     parser.add_argument("--rounds", type=int, default=5, help="jobs of each launcher (%(default)s)")
     parser.add_argument("-o", "--output", required=True, help="the file to write, or one beside it if taken")
-    parser.add_argument("--table", action="store_true", help="write the rows of the file OUTPUT into docs/pytorch.md")
     parser.add_argument("--rank", choices=LAUNCHERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         rank(options.rank, options.output)
-        return
-    if options.table:
-        if (document := jobs.load(Path(options.output))) is None:
-            parser.error(f"{options.output}: no such file")
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), document), encoding="utf-8")
         return
     if options.mpich is None or not (options.mpich / "bin" / "mpiexec").exists():
         parser.error("--mpich: expected a folder with bin/mpiexec; pip install --prefix FOLDER mpich")

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -46,10 +46,10 @@ CONNECT_S = 10.0  # that a rank tries each address of the server
 _kept: list[object] = []  # the server's process and the lifeline, until this process ends
 
 
-class Server(msgspec.Struct, frozen=True):
-    """Where the server is: addresses to try, in this order."""
+class Address(msgspec.Struct, frozen=True):
+    """Where the server is, and what it wants to hear; hosts to try, in this order."""
 
-    addresses: list[str]
+    hosts: list[str]
     port: int
     secret: str
 
@@ -85,10 +85,14 @@ def open_world(options: Any) -> None:
 
 
 def _known_to_mpi(rank: int, size: int) -> bool:
-    """Whether MPI has a world already, or its launcher will give it one."""
+    """Whether MPI has a world already, or its launcher will give it one.
+
+    Under ``srun torchrun`` the launcher's variables are the agent's.
+    """
     if (known := imported("mpi4py.MPI")) is not None and known.Is_initialized() and known.COMM_WORLD.size > 1:
         return True
-    return launched_rank(os.environ) == rank and launched_size(os.environ) == size
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    return not by_torchrun and launched_rank(os.environ) == rank and launched_size(os.environ) == size
 
 
 def _place() -> tuple[str, str]:
@@ -111,7 +115,7 @@ def _make_world(ranks: StoreComm, places: Sequence[tuple[str, str]], store_host:
     with ExitStack() as undone:
         undone.callback(_start_alone)
         server = from_root(
-            ranks, lambda: _start_server(nodes, hosts, store_host, ranks.rendezvous.timeout_s, undone), Server
+            ranks, lambda: _start_server(nodes, hosts, store_host, ranks.rendezvous.timeout_s, undone), Address
         )
         lifeline, connection = together(ranks, lambda: _connected(server, ranks.rank, hosts, undone))
         _initialize(ranks.rank, ranks.size, lifeline, connection)
@@ -172,7 +176,7 @@ def _thread_level(mpi: Any) -> int:
 
 def _start_server(
     nodes: Sequence[str], hosts: Sequence[str], store_host: str, deadline_s: float, undone: ExitStack
-) -> Server:
+) -> Address:
     """Start the server as a process of its own, which ends with the last rank."""
     mapping = pmi.process_mapping(nodes)
     if len(mapping) > pmi.VALUE_BYTES:
@@ -191,15 +195,21 @@ def _start_server(
     assert process.stdout is not None
     process.stdin.write(pmi.described(name, secret, hosts, {pmi.MAPPING: mapping}, deadline_s))
     process.stdin.flush()
-    ready, _, _ = select.select([process.stdout], [], [], START_S)
-    told = process.stdout.readline().strip() if ready else b""
+    told = process.stdout.readline().strip() if _readable(process.stdout.fileno(), START_S) else b""
     process.stdout.close()
     if not told.isdigit():
         raise TopologyError(
             f"the server by which the ranks start MPI did not start on {hosts[0]} within {START_S:.0f} s "
             f"(it said {told!r}); look at its messages, or {BY_MPIRUN}"
         )
-    return Server(_addresses(store_host), int(told), secret)
+    return Address(_addresses(store_host), int(told), secret)
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read within a time, or the end. (select takes no descriptors above 1023.)"""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _store_host(store: Any) -> str:
@@ -213,7 +223,7 @@ def _addresses(store_host: str) -> list[str]:
     """Where others may reach this host: on its way to the store, as the store's host (which it mostly is), by name."""
     found = []
     for family, kind, _, _, address in socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM) if store_host else ():
-        with socket.socket(family, kind) as way:
+        with socket.socket(family, kind) as way, suppress(OSError):  # a name may have addresses of no use here
             way.connect(address)  # sends nothing
             found.append(str(way.getsockname()[0]))
     names = [store_host, socket.getfqdn(), socket.gethostname()]
@@ -225,11 +235,11 @@ def _addresses(store_host: str) -> list[str]:
 
 
 def _connected(
-    server: Server, rank: int, hosts: Sequence[str], undone: ExitStack
+    server: Address, rank: int, hosts: Sequence[str], undone: ExitStack
 ) -> tuple[socket.socket, socket.socket]:
     """The lifeline, and the connection for MPICH."""
     failed = []
-    for address in server.addresses:
+    for address in server.hosts:
         try:
             made = []
             for kind in ("lifeline", "pmi"):
@@ -250,7 +260,8 @@ def _greeted(address: tuple[str, int], line: str) -> socket.socket:
     try:
         pmi.keep_alive(connection)
         connection.sendall(f"{line}\n".encode())
-        answer = connection.recv(len(pmi.WELCOME) + 1, socket.MSG_WAITALL)
+        with connection.makefile("rb") as answers:
+            answer = answers.readline()  # all that the server says before it is asked
         if answer != f"{pmi.WELCOME}\n".encode():
             raise ConnectionError(f"what listens there does not know this job: {answer!r}")
     except BaseException:
@@ -267,12 +278,10 @@ def _initialize(rank: int, size: int, lifeline: socket.socket, connection: socke
     lifeline.settimeout(None)
     descriptor = connection.detach()  # open until the very end, behind MPI_Finalize
     _kept.append(lifeline)
-
-    def close() -> None:
-        lifeline.close()
-        os.close(descriptor)
-
-    os.register_at_fork(after_in_child=close)  # or a child would hold them open when this process has gone
+    inherited = ExitStack()  # by a child, which would hold both open when this process has gone
+    inherited.callback(lifeline.close)
+    inherited.callback(os.close, descriptor)
+    os.register_at_fork(after_in_child=inherited.close)  # a child's own children have nothing left to close
     told = {"PMI_FD": str(descriptor), "PMI_RANK": str(rank), "PMI_SIZE": str(size)}
     with _environment(told), _ended_by_kernel(lifeline):  # Python's lock is held while MPI starts
         MPI.Init_thread(_thread_level(MPI))
@@ -305,10 +314,10 @@ def _ended_by_kernel(lifeline: socket.socket) -> Iterator[None]:
 
 
 def _let_kernel_end(lifeline: socket.socket) -> None:
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    """From now on: threads need not run for it."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it came before
+    if _readable(lifeline.fileno(), 0.0):  # it came before
         os.kill(os.getpid(), signal.SIGIO)
 
 

@@ -61,9 +61,9 @@ def test_a_launched_process_leaves_its_file_to_the_launcher() -> None:
         Path(path).unlink()
 
 
-@pytest.fixture
-def segment() -> Path:
-    return SHM / f"sm_segment.test.{os.getpid()}"
+@pytest.fixture(params=["sm_segment.test.{}", "mpich_shm_test_{}"])
+def segment(request: pytest.FixtureRequest) -> Path:
+    return SHM / request.param.format(os.getpid())
 
 
 def line(path: Path, facts: os.stat_result) -> str:
