@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from blinkmpi.errors import (
+    START_AGAIN,
     ArgumentError,
     BlinkError,
     BufferTypeError,
@@ -248,6 +249,7 @@ class Stage:
             mismatch_so_far=lambda seq, text: self.mismatch,
             ended=lambda: self.gone,
             states=lambda ranks, seq: f"ranks {ranks}",
+            remedy=START_AGAIN,
             warn=lambda seq, owed, waited_s, timeout_s: self.waits.append((owed(), waited_s, timeout_s)),
             absent=lambda seq: {} if self.came else {1: "its call"},
             owing=lambda what: dict.fromkeys((1, 2), what),
@@ -336,8 +338,9 @@ def test_a_rank_that_makes_another_call_ends_the_kernel_and_the_wait(busy: int) 
 def test_a_process_that_is_gone_is_named() -> None:
     stage = Stage(10_000_000)
     stage.gone = [2]
-    with pytest.raises(PeerLost, match=r"ranks \[2\]"):
+    with pytest.raises(PeerLost, match=r"ranks \[2\]; start the job again") as caught:
         stage.call.wait()
+    assert caught.value.ranks == (2,)
 
 
 def test_an_error_in_carrying_is_raised() -> None:
