@@ -17,13 +17,11 @@ PORT = 29400
 
 @dataclass(frozen=True)
 class Ended:
-    """How the agents of a job ended: each one's exit status, in order, and what was there afterwards."""
+    """How the agents of a job ended: each one's exit status, in order."""
 
     statuses: list[int]
     output: str
     at: float  # of the monotonic clock, when the last agent had ended
-    leftovers: tuple[str, ...]  # processes that outlived the agents, killed since
-    files: tuple[str, ...]  # in /dev/shm of the hosts
 
 
 class Agents(Closing):
@@ -90,11 +88,25 @@ class Agents(Closing):
             if time.monotonic() > end:
                 raise TimeoutError(f"the agents have not ended after {timeout:.0f} s:\n{self.output}")
             time.sleep(0.01)
-        at = time.monotonic()
+        return Ended([agent.returncode for agent in self._agents], self.output, time.monotonic())
+
+    def left(self) -> list[str]:
+        """What is left when all agents have ended: processes that do not end, and files in /dev/shm of any host."""
         self.world.do(None, "touch", "/run/go")  # for children that wait for the end of the job
-        leftovers = tuple(command_line(pid) for pid in wait_for_end(self.world.processes(), PATIENCE_S))
-        files = tuple(name for host in self.world.names for name in self.world.do(host, "ls", "/dev/shm").split())
-        return Ended([agent.returncode for agent in self._agents], self.output, at, leftovers, files)
+        processes = [command_line(pid) for pid in wait_for_end(self.world.processes(), PATIENCE_S)]
+        return processes + [name for host in self.world.names for name in self.world.do(host, "ls", "/dev/shm").split()]
+
+    def wait_for(self, text: str, count: int, timeout: float) -> None:
+        """Wait until the output holds ``text`` so many times.
+
+        Raises:
+            TimeoutError: if it does not in time.
+        """
+        end = time.monotonic() + timeout
+        while self.output.count(text) < count:
+            if time.monotonic() > end:
+                raise TimeoutError(f"no {count} times {text!r} after {timeout:.0f} s:\n{self.output}")
+            time.sleep(0.05)
 
     def close(self) -> None:
         """End all; a second call does nothing."""

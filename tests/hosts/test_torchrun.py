@@ -33,8 +33,7 @@ def run(world: World, layout: tuple[int, ...], *program: str, **arguments: objec
     argv = ["-m", "tests.hosts.torch_program", str(TIMEOUT_S), *program]
     with Agents(world, layout, argv, **arguments) as job:  # type: ignore[arg-type]
         ended = job.wait(TIMEOUT_S)
-    assert not ended.leftovers, ended.output
-    assert not ended.files, ended.output
+        assert not job.left(), ended.output
     return ended
 
 
@@ -82,6 +81,16 @@ def test_a_rank_that_ends_ends_all_and_leaves_nothing(
     assert 0 not in ended.statuses, ended.output
     assert why in ended.output or how == "raises", ended.output
     assert "this rank has had enough" in ended.output or how != "raises", ended.output
+
+
+def test_a_host_without_power_ends_the_ranks_of_the_other(world: World, mpich: dict[str, str]) -> None:
+    """It closes no connection: the server asks for it."""
+    argv = ["-m", "tests.hosts.torch_program", str(2 * TIMEOUT_S), "ends", "never", "-1"]
+    with Agents(world, (1, 1), argv, env=mpich) as job:
+        job.wait_for("ready", 2, TIMEOUT_S)
+        world.kill("host1")
+        ended = job.wait(TIMEOUT_S)
+    assert "this rank ends, for its job does: rank 1 on host1 ended before MPI_Finalize" in ended.output
 
 
 @pytest.mark.parametrize("victim", [0, 3])
