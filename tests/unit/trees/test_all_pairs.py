@@ -184,6 +184,8 @@ def test_many_ranks_go_along_the_scatters(monkeypatch: pytest.MonkeyPatch, capsy
     with pytest.raises(NoPackingError, match="scatters"):
         pack(DGX, "alltoall")
     assert main(["plan", "dgx-1v"]) == 0
+    assert "alltoall, which goes along the trees of the scatters" in capsys.readouterr().out
+    assert main(["plan", "dgx-1v", "--method", "exact"]) == 0
     assert "not by this method: alltoall" in capsys.readouterr().out
     for plan in (make_plan(DGX), make_plan(DGX, collectives=("alltoall",))):
         call = call_of("alltoall", 8, 1000)
