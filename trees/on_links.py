@@ -83,6 +83,7 @@ ORDER: tuple[tuple[str, Callable[[Problem], bool]], ...] = (
     ("onehop", stars.fits_slow_links),
     ("chain", _fits_chain),
 )
+CHAIN_RANKS = 256  # up to which one chain takes a second, and is tried when time is over
 AUTOMATIC = frozenset(name for name, _ in ORDER)
 Arguments = tuple[str, str, int, MethodOptions]  # method, collective, root
 
@@ -108,7 +109,8 @@ def pack_on_links(problem: Problem, method: str) -> Packing:
             best = name, found
         if problem.met(found.rate) if found.fabric is None else found.rate == problem.bound:
             break
-        if problem.n > MANY_RANKS and (problem.close(best[1].rate) or problem.deadline.late()):
+        late = problem.deadline.late() and not (problem.collective in ROOTED and problem.n <= CHAIN_RANKS)
+        if problem.n > MANY_RANKS and (late or problem.close(best[1].rate)):
             break
     if best is None:
         raise nothing(problem.collective, problem.fabric.topology, method, why or [UNPACKED])

@@ -1,6 +1,7 @@
 """Planning that has no time left: valid packings with their gap, by little work, and nothing of it is kept."""
 
 import time
+from fractions import Fraction
 from itertools import combinations, product
 
 import numpy as np
@@ -15,7 +16,10 @@ from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack, verify
 from blinkmpi.trees.deadline import NEVER, SECONDS
 from blinkmpi.trees.graph.fabric import choose_links
-from blinkmpi.trees.problem import Problem
+from blinkmpi.trees.graph.loads import link_loads, scaled
+from blinkmpi.trees.on_links import METHODS
+from blinkmpi.trees.patterns import chains
+from blinkmpi.trees.problem import Problem, Solution
 from blinkmpi.trees.tree import COLLECTIVES
 from blinkmpi.util.settings import read
 from tests.effort import Effort
@@ -184,3 +188,22 @@ def test_prices_of_many_roots_stay_finite() -> None:
     with np.errstate(over="raise", invalid="raise"):
         found = pack(machine("pcie-8:8"), "allgather", seconds=0.5)
     assert 0 < found.rate <= found.bound
+
+
+def test_one_chain_is_tried_when_flows_have_used_up_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """70 ranks around two switches that share one of them: a chain meets the bound, and comes last."""
+    switch_of = [(rank, 70 + (rank > 35)) for rank in range(70)] + [(35, 71)]
+    links = [k for rank, s in switch_of for k in (Link(rank, s, "nvlink", 1, 100), Link(s, rank, "nvlink", 1, 100))]
+    devices = tuple(Device("gpu", 0, i) for i in range(70))
+    t = Topology("two switches", devices, (Switch("nvswitch", 0),) * 2, tuple(links)).check()
+
+    def slow(problem: Problem) -> Solution:
+        while not problem.deadline.late():
+            pass
+        tree = replace(chains.shallow(problem.oriented, 0), weight=Fraction(1))
+        return Solution(*scaled([tree], link_loads("broadcast", [tree]), problem.fabric.arcs))
+
+    monkeypatch.setitem(METHODS, "flows", METHODS["flows"]._replace(plan=slow))
+    found = pack(t, "broadcast", seconds=0.5)
+    assert found.optimal
+    assert found.scheme == "chain"
