@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from mpi4py import MPI
 
@@ -30,9 +30,10 @@ from .runtime.entering import enter_group
 from .runtime.process_exit import end_job_at_exit, end_job_on_error, in_child
 from .runtime.ranks.mpi import DEAD, MpiRanks, copy_of, free
 from .runtime.requests import KeptPrequest
-from .runtime.shrinking.by_mpi import MpiShrinking
-from .runtime.shrinking.meeting import excluded
 from .topology.model import Topology
+
+if TYPE_CHECKING:
+    from .runtime.shrinking.by_mpi import MpiShrinking
 
 PERSISTENT = {
     mpi.ALLREDUCE: "Allreduce_init",
@@ -215,6 +216,9 @@ class Communicator(Planned, GuardedIntracomm):
                 failure on GPUs; on a rank without which the others have gone on.
             CollectiveTimeout: if a rank that runs does not come. Then, as after the others, it may be called again.
         """
+        from .runtime.shrinking.by_mpi import MpiShrinking
+        from .runtime.shrinking.meeting import excluded
+
         rank, n = self.rank, self.size
         without = excluded(exclude, rank, n)
         child = self._unopened()

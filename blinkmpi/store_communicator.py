@@ -21,8 +21,6 @@ from .runtime.bootstrap import Options, check_timeout
 from .runtime.dispatch import Dispatcher
 from .runtime.ranks.interface import INSTEAD
 from .runtime.ranks.store import StoreRanks
-from .runtime.shrinking.by_store import shrunk_by_store
-from .runtime.shrinking.meeting import excluded
 from .topology.model import Topology
 from .transport.network.store import Store
 
@@ -107,6 +105,9 @@ class StoreCommunicator(Planned):
             CannotShrink: after a failure on GPUs; in a process without which the others have gone on.
             CollectiveTimeout: if a process that runs does not come. Then, as after the others, it may be called again.
         """
+        from .runtime.shrinking.by_store import shrunk_by_store
+        from .runtime.shrinking.meeting import excluded
+
         without = excluded(exclude, self.rank, self.size)
         if timeout is not None:
             check_timeout(timeout)

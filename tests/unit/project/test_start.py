@@ -28,10 +28,11 @@ NO_RANK = (
     "blinkmpi.planning.explain", "blinkmpi.planning.gpus", "blinkmpi.planning.predictor",
     "blinkmpi.planning.subsets", "blinkmpi.plot", "blinkmpi.program.cost_model",
     "blinkmpi.runtime.cuda.call", "blinkmpi.runtime.cuda.context", "blinkmpi.runtime.inspection",
+    "blinkmpi.runtime.shrinking",
     "blinkmpi.topology.importers", "blinkmpi.topology.probe", "blinkmpi.torch", "blinkmpi.transport.cuda.transport",
     "blinkmpi.trees.baselines", "blinkmpi.trees.cluster", "blinkmpi.trees.exact", "blinkmpi.trees.on_links",
 )  # fmt: skip
-OURS, MOST = (136, 127), (216, 206)  # modules of blinkmpi, and of all: of rank 0, of others. A few more than now.
+OURS, MOST = (138, 128), (218, 207)  # modules of blinkmpi, and of all: of rank 0, of others. A few more than now.
 OPENED = """
 import json, sys
 import mpi4py, numpy
