@@ -32,7 +32,7 @@ class MethodOptions(msgspec.Struct, frozen=True):
         epsilon: ``mwu`` stops within this fraction of the best rate.
         loss: the fraction of its rate that ``mwu+ilp`` may give up for fewer trees.
         max_trees, max_depth: limits of ``few``; the second is one of ``shallow`` too.
-        thorough: ``shallow`` looks for the best trees of so many hops also where that may take seconds.
+        quick: ``shallow`` leaves out what may take seconds, as for plans.
         nbytes, switch_seconds: the vector size that ``hybrid`` plans for, and the delay before its slow links start.
     """
 
@@ -40,7 +40,7 @@ class MethodOptions(msgspec.Struct, frozen=True):
     loss: Fraction = Fraction(1, 20)
     max_trees: int | None = None
     max_depth: int | None = None
-    thorough: bool = False
+    quick: bool = False
     nbytes: int = 0
     switch_seconds: Fraction = Fraction(0)
 

@@ -154,8 +154,7 @@ def _methods(args: argparse.Namespace) -> tuple[Sequence[str], MethodOptions]:
             able_ones = " and ".join(knob.methods)
             raise ArgumentError(f"{knob.flag} is for method {able_ones}, not {other}; leave one of them out")
     values = {name: of_flag(knob.flag, knob.read, getattr(args, name)) for name, knob in given.items()}
-    options = MethodOptions(thorough="max_depth" in values, **values)
-    return able if args.method == "auto" and able else (method,), options.check()
+    return able if args.method == "auto" and able else (method,), MethodOptions(**values).check()
 
 
 def _planned(topology: Topology, wanted: Sequence[Collective], root: int, mpi: bool, gpus: Gpus) -> Found:

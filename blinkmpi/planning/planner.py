@@ -131,7 +131,7 @@ def _shallower(
     limit: int | None = None
     for _ in range(MOST_DEPTHS if least > 1 else 0):
         try:
-            options = MethodOptions(max_depth=limit)
+            options = MethodOptions(max_depth=limit, quick=True)
             packing = pack(topology, collective, root=root, method="shallow", options=options, deadline=deadline)
         except NoPackingError:  # too many trees of so many hops to choose from: deeper ones have a method of their own
             break

@@ -1,7 +1,7 @@
 """Method ``shallow``: the best trees of at most so many hops, for vectors whose time is mostly latency.
 
 Where a graph has few such trees for a collective from one root, or an AllReduce, a linear program takes the best of
-all. For those with trees or paths from each rank, without switches, and with option ``thorough`` for all, those of
+all. For the others (with option ``quick`` for those with a tree or paths from each rank, without switches) those of
 :mod:`~..exact.column_generation` and :mod:`~..exact.all_pairs` find by its price what is missing, on graphs where the
 cheapest such tree can be found. Elsewhere each root has one tree of least depth. Blink's packings look at rates alone;
 section 3.2.1 of the paper gives up rate for fewer trees, this for depth.
@@ -50,7 +50,7 @@ def plan(problem: Problem) -> Solution | str:
     """Trees of at most ``max_depth`` hops, by default the least depth that there is."""
     f, collective = problem.fabric, problem.collective
     alike = BACKWARDS.get(collective, collective) if f.even and not problem.by_paths else collective
-    key = SHALLOW, alike, problem.root, problem.options.max_depth, problem.options.thorough
+    key = SHALLOW, alike, problem.root, problem.options.max_depth, problem.options.quick
     if key not in f.memo:
         found = _plan(problem)
         if problem.deadline.late():
@@ -73,12 +73,12 @@ def _plan(problem: Problem) -> Solution | str:
         why = f"the best {plural(len(trees), 'tree')} of at most {plural(depth, 'hop')}"
         return Solution(trees, rate, why, scheme=_scheme_of(depth))
     f = problem.fabric  # switches: the estimate by which plans choose is a fifth off for trees that share their links
-    quick = problem.collective in FROM_EACH and problem.n <= LISTED_RANKS and len(f.vertices) == f.n
-    priced = best(problem, depth) if problem.options.thorough or quick else None
+    soon = problem.collective in FROM_EACH and problem.n <= LISTED_RANKS and len(f.vertices) == f.n
+    priced = best(problem, depth) if soon or not problem.options.quick else None
     if priced is not None:
         return priced.found
     if problem.by_paths or problem.collective == "alltoall":
-        return OUT_OF_TIME if problem.options.thorough else "paths of few hops are only looked for with ``thorough``"
+        return "plans leave out paths of few hops" if problem.options.quick else OUT_OF_TIME
     if depth > least:
         return f"too many trees of at most {depth} hops to choose from"
     star = _least_trees(problem)

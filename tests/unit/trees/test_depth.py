@@ -137,9 +137,7 @@ def test_a_dgx_1v_gathers_in_two_hops_as_fast_as_in_any_number(collective: str) 
 def test_what_two_hops_carry_on_sixteen_ranks_is_proved_to_be_the_most() -> None:
     first, *_ = by_depth(machine("dgx-a100:2"), "allgather")
     assert first.depth == 1
-    found = pack(
-        machine("dgx-a100:2"), "allgather", method="shallow", options=MethodOptions(max_depth=2, thorough=True)
-    )
+    found = pack(machine("dgx-a100:2"), "allgather", method="shallow", options=MethodOptions(max_depth=2))
     assert found.optimal
     assert found.depth == 2
 
@@ -153,7 +151,7 @@ def test_every_collective_has_a_front_and_no_point_of_it_beats_another(collectiv
 
 @pytest.mark.parametrize(("collective", "rate"), [("alltoall", 75_000), ("scatter", BEST), ("gather", BEST)])
 def test_paths_of_at_most_two_hops_are_packed_and_none_of_one_hop(collective: str, rate: Fraction) -> None:
-    found = pack(DGX, collective, root=5, method="shallow", options=MethodOptions(max_depth=2, thorough=True))
+    found = pack(DGX, collective, root=5, method="shallow", options=MethodOptions(max_depth=2))
     assert (found.depth, found.rate, found.optimal) == (2, rate, True)
     with pytest.raises(NoPackingError, match="no trees of at most 1 hops reach all ranks"):
         pack(DGX, collective, root=5, method="shallow", options=MethodOptions(max_depth=1))
