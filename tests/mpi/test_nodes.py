@@ -75,9 +75,9 @@ def test_free_waits_for_a_slow_rank(comm: MPI.Intracomm) -> None:
         ours.Allreduce(np.ones(1000), total)
         closed = SharedWindow.close
 
-        def late(window: SharedWindow, closed: Callable[[SharedWindow], None] = closed) -> None:
+        def late(window: SharedWindow, closed: Callable[..., None] = closed, **how: bool) -> None:
             time.sleep(0.8 if comm.rank == 1 else 0.0)
-            closed(window)
+            closed(window, **how)
 
         with mock.patch.object(SharedWindow, "close", late):
             ours.Free()

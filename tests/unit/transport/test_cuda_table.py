@@ -17,6 +17,7 @@ from blinkmpi.program.in_place import without_own_blocks
 from blinkmpi.program.ir import Program
 from blinkmpi.program.reduction import Array, accumulator_of, dtype_of, finish
 from blinkmpi.topology import machine, modify
+from blinkmpi.transport.announcement import COUNT, Called
 from blinkmpi.transport.cuda.codegen import scale, table
 from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS
 from blinkmpi.transport.cuda.loaded_kernel import fingerprint
@@ -331,9 +332,10 @@ def test_the_largest_gpu_has_flags_enough(collective: Collective, n: int) -> Non
 
 
 def test_fingerprints_tell_calls_apart() -> None:
-    texts = [f"slots allreduce({n} x float32, op sum)" for n in range(2000)]
-    prints = {fingerprint(text) for text in texts}
-    assert len(prints) == len(texts)
+    texts = [Called(f"allreduce({n} x float32, op sum)") for n in range(2000)]
+    counts = [Called(f"allreduce({COUNT} x float32, op {op})", n) for op in ("sum", "max") for n in range(2000)]
+    prints = {fingerprint("slots", called) for called in (*texts, *counts)} | {fingerprint("direct", texts[0])}
+    assert len(prints) == len(texts) + len(counts) + 1
     assert all(0 < p < 1 << 32 for p in prints)
 
 
