@@ -11,8 +11,9 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ COMMANDS = {
     "simulate": Entry("run a call in this process and predict its time", _if_live),
     "subsets": Entry("list every part of a machine that a job may get, trees beside rings", _if_live),
     "advise": Entry("say which GPUs to ask a scheduler for, the best sets first", _if_live),
+    "env": Entry("print versions and settings, to paste into a report", _never),
     "bench": Entry("time and check collectives, beside other libraries", _always),
     "doctor": Entry("see whether a job would run well here", _always),
     "tune": Entry("measure which scheme, protocol and chunk is fastest on these GPUs, or what steps of calls cost on "
@@ -91,8 +93,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command line."""
-    return parser([word for word in words if word in COMMANDS][:1]).parse_args(words)
+    """The arguments of a command line; what is wrong ends the process, with the usage of the command that is meant."""
+    made = parser([word for word in words if word in COMMANDS][:1])
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        made.error(f"there is no command {words[0]!r}{_near(words[0], COMMANDS) or '; blinkmpi -h has all'}")
+    args, rest = made.parse_known_args(words)
+    if rest:
+        own: argparse.ArgumentParser = args.parser
+        flags = re.findall(r"(?<![\w-])--?[a-z][\w-]*", own.format_help())
+        own.error(f"unrecognized arguments: {' '.join(rest)}{_near(rest[0].partition('=')[0], flags)}")
+    return args
+
+
+def _near(word: str, words: Iterable[str]) -> str:
+    """What may have been meant, as the end of a sentence; nothing if no word is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word, [*words], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def parser(commands: Sequence[str]) -> argparse.ArgumentParser:
@@ -103,6 +121,7 @@ def parser(commands: Sequence[str]) -> argparse.ArgumentParser:
     sub = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         one = sub.add_parser(name, help=command.what, description=command.what)
+        one.set_defaults(parser=one)
         if name in commands:
             _module(name).add_arguments(one)
     return made
