@@ -123,8 +123,8 @@ def run_on_ranks(n: int, command: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.mpi_skip
-def test_the_examples_of_the_readme_run() -> None:
-    rows = table("README.md", "command")
+def test_the_examples_of_the_commands_run() -> None:
+    rows = table("docs/commands.md", "command")
     names = ["topo", "plan", "subsets", "advise", "explain", "simulate", "doctor", "bench"]
     assert [row[0].strip("`") for row in rows] == names
     for row in rows:
