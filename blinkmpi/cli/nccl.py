@@ -60,15 +60,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _count(program: Sequence[str], output: str | None) -> int:
+    program = program[1:] if program[:1] == ["--"] else program
     if not program:
         raise ArgumentError("nccl count: name a program, as in `blinkmpi nccl count torchrun train.py`")
+    if output:
+        write(output, "")  # what cannot be written is said before the program has run, for hours perhaps
     with tempfile.TemporaryDirectory(prefix="blinkmpi-nccl-") as folder:
         code = _run(program, environment(os.environ, Path(folder)))
         processes = read_folder(Path(folder))
     report = Report(tuple(program), code, kinds(processes), tuple(processes))
+    show(_text(report.kinds, processes), stderr=True)  # what the program prints stays as it is
     if output:
         write(output, _json(report))
-    show(_text(report.kinds, processes), stderr=True)  # what the program prints stays as it is
     return code
 
 

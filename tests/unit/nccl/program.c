@@ -1,5 +1,6 @@
 /* A program that is linked with NCCL. Its exit code is 3. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -72,6 +73,10 @@ int main(int n, char **words) {
   }
   if (!strcmp(what, "full"))
     for (int i = 0; i < 300; i++) stub_comm(&shared, 2, 0), ncclAllReduce(0, 0, 1, FLOAT, SUM, shared, 0);
+  if (!strcmp(what, "killed")) {
+    stub_comm(&shared, 2, 0), ncclAllReduce(0, 0, 1, FLOAT, SUM, shared, 0);
+    raise(SIGKILL);
+  }
   if (!strcmp(what, "wait")) {
     stub_comm(&shared, 2, 0), ncclAllReduce(0, 0, 1, FLOAT, SUM, shared, 0);
     puts("ready"), fflush(stdout), getchar();

@@ -86,6 +86,18 @@ def test_no_call_is_lost(folder: Path, how: str, calls: list[int]) -> None:
     assert done.returncode == 3
 
 
+def test_a_program_that_is_killed_has_counted(folder: Path) -> None:
+    report, done = counted(folder, "--", str(folder / "program"), "killed")
+    assert [(kind["function"], kind["most"]) for kind in report["kinds"]] == [("AllReduce", 1)]
+    assert (done.returncode, report["exit_code"]) == (137, 137), "as a shell has it"
+
+
+def test_each_rank_of_a_launcher_is_counted(folder: Path) -> None:
+    report, done = counted(folder, "mpirun", "--oversubscribe", "-np", "2", str(folder / "program"), "threads")
+    (kind,) = report["kinds"]
+    assert (kind["processes"], kind["fewest"], kind["most"]) == (2, 40000, 40000), done.stderr
+
+
 def test_calls_beyond_the_room_are_said_to_be(folder: Path) -> None:
     report, done = counted(folder, str(folder / "program"), "full")
     (process,) = report["processes"]
@@ -166,6 +178,7 @@ def test_a_program_without_nccl_is_told(folder: Path) -> None:
 @pytest.mark.parametrize(("words", "why"), [
     (["count"], "name a program"),
     (["count", "/no/such/program"], "cannot run '/no/such/program': No such file or directory"),
+    (["count", "-o", "/no/folder/x.json", "true"], "cannot write '/no/folder/x.json': No such file or directory"),
     (["status", "999999999"], "process 999999999 cannot be looked into: No such file or directory"),
     (["status", str(os.getpid())], "has counted no call of NCCL: start it by `blinkmpi nccl count`"),
 ])  # fmt: skip
