@@ -20,11 +20,11 @@ import blinkmpi
 from blinkmpi.errors import CollectiveTimeout, PeerLost
 from blinkmpi.runtime.shrinking import by_mpi
 from tests.harness import NEVER_S, Outcome, mpi, wait_until
+from tests.lossy import COUNT, make_calls
 from tests.mpi.faults import attempt, fault_tolerance, finish, run_case, said, say, start_case, stop_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
-CALLS, COUNT = 40, 20_000
 SHORT_S = 1.5  # a deadline that passes
 
 
@@ -75,24 +75,8 @@ def case_lossy(how: str, *victims: str) -> None:
     algo, executor = ("allreduce:mpi" if how == "mpi" else None), (how if how in ("c", "numpy") else None)
     comm = blinkmpi.Communicator(world, timeout=NEVER_S, algo=algo, executor=executor)
     dies = dict(tuple(map(int, victim.split(":"))) for victim in victims)
-    step, wrong, sizes, lost = 0, 0, [comm.size], []
-    vector = np.empty(COUNT)
-    while step < CALLS:
-        if dies.get(world.rank) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        vector[:] = comm.rank + step
-        try:
-            comm.Allreduce(MPI.IN_PLACE, vector)
-        except PeerLost as error:
-            wrong += "comm.shrink()" not in str(error)
-            lost.append(list(error.ranks))
-            comm = comm.shrink()
-            sizes.append(comm.size)
-            step = comm.allreduce(step, MPI.MIN)
-            continue
-        wrong += not (vector == comm.size * (comm.size - 1) / 2 + comm.size * step).all()
-        step += 1
-    say(sizes=sizes, wrong=wrong, lost=lost)
+    comm, found = make_calls(comm, dies.get(world.rank))
+    say(**found)
     comm.Free()
 
 

@@ -17,9 +17,9 @@ import blinkmpi
 from blinkmpi.errors import CollectiveTimeout, PeerLost
 from blinkmpi.runtime.shrinking import by_store
 from tests.harness import NEVER_S, wait_until
+from tests.lossy import COUNT, make_calls
 from tests.store.processes import Ended, Processes, attempt, report, run, said, say, sharing_a_store
 
-CALLS, COUNT = 40, 20_000
 SHORT_S = 1.5  # a deadline that passes
 
 
@@ -56,26 +56,8 @@ def test_processes_that_are_lost_at_once_and_one_that_is_left_alone() -> None:
 def lossy(store: Any, rank: int, size: int, victims: dict[int, int], executor: str = "auto") -> None:
     """Make calls; a victim is killed at its step; the others shrink."""
     comm = blinkmpi.StoreCommunicator(store, rank, size, timeout=NEVER_S, executor=executor)
-    step, wrong, sizes, lost = 0, 0, [comm.size], []
-    vector = np.empty(COUNT)
-    while step < CALLS:
-        if victims.get(rank) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        vector[:] = comm.rank + step
-        try:
-            comm.Allreduce(MPI.IN_PLACE, vector)
-        except PeerLost as error:
-            wrong += "comm.shrink()" not in str(error)
-            lost.append(list(error.ranks))
-            comm = comm.shrink()
-            sizes.append(comm.size)
-            steps = np.array([step])
-            comm.Allreduce(MPI.IN_PLACE, steps, MPI.MIN)
-            step = int(steps[0])
-            continue
-        wrong += not (vector == comm.size * (comm.size - 1) / 2 + comm.size * step).all()
-        step += 1
-    say(sizes=sizes, wrong=wrong, lost=lost)
+    comm, found = make_calls(comm, victims.get(rank))
+    say(**found)
     comm.Free()
 
 
