@@ -14,7 +14,7 @@ from blinkmpi.cli.main import main
 from blinkmpi.errors import ArgumentError
 from blinkmpi.nccl.counts import read
 from blinkmpi.nccl.library import LIBRARY, opened_by_name, preloaded
-from tests.harness import ROOT
+from tests.harness import ENVIRONMENT, ROOT, mpirun
 
 HERE = Path(__file__).parent
 SECONDS = 60
@@ -45,8 +45,9 @@ def counted(folder: Path, *program: str) -> tuple[dict[str, Any], subprocess.Com
     """What ``blinkmpi nccl count`` writes of a program, and how it ended."""
     told = folder / "counts.json"
     words = [sys.executable, "-m", "blinkmpi", "nccl", "count", "-o", str(told), *program]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=SECONDS, check=False)
-    assert told.exists(), done.stderr
+    env = os.environ | ENVIRONMENT
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env, timeout=SECONDS, check=False)
+    assert told.exists() and told.stat().st_size, done.stderr
     return json.loads(told.read_text()), done
 
 
@@ -93,7 +94,7 @@ def test_a_program_that_is_killed_has_counted(folder: Path) -> None:
 
 
 def test_each_rank_of_a_launcher_is_counted(folder: Path) -> None:
-    report, done = counted(folder, "mpirun", "--oversubscribe", "-np", "2", str(folder / "program"), "threads")
+    report, done = counted(folder, mpirun(), "-np", "2", str(folder / "program"), "threads")
     (kind,) = report["kinds"]
     assert (kind["processes"], kind["fewest"], kind["most"]) == (2, 40000, 40000), done.stderr
 
