@@ -97,7 +97,8 @@ setup(
     package_data={
         "blinkmpi": ["py.typed"],
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
-        "blinkmpi.nccl": ["*.c"],
+        "blinkmpi.nccl": ["*.c", "*.h"],
+        "blinkmpi.nccl.door": ["*.c", "*.h"],
         "blinkmpi.planning": ["beside_mpi.json", "tables/*.json"],
         "blinkmpi.torch": ["*.cpp"],
         "blinkmpi.transport.host": ["*.c", "*.h"],

@@ -1,0 +1,37 @@
+/* What makes a communicator's calls in NCCL's place. All numbers are NCCL's own; 0 is success. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct { /* a communicator: who its ranks are, and the memory in which they agree */
+  int64_t n, rank;
+  uint64_t name[2];                /* the same on all ranks, and no other communicator's */
+  int64_t pid[16];                 /* of each rank; they live in one PID namespace */
+} door_group_t;
+
+typedef struct { /* calls that one record makes */
+  int64_t collective, type, op, root; /* op -1: none; root -1: none */
+  int64_t size_class;                 /* bytes of the longer buffer: at most 2 to this power, and more than half of that */
+} door_kind_t;
+
+typedef struct { /* one of these calls */
+  const void *send;
+  void *recv;
+  uint64_t count, number; /* elements, as NCCL has them; of the communicator's calls, from 1 on */
+  void *stream;
+} door_call_t;
+
+typedef struct {
+  /* The current GPU of this thread, in two words that no other GPU of the machine has. By a caller. */
+  int (*gpu)(uint64_t *words);
+  /* Prepare a kind of call, for as long as the context is there; may take long. NULL and a reason of at most `bytes` bytes: this
+   * rank cannot make these calls. `context` is the communicator's, NULL at its first kind. By a thread of the door, which serves
+   * all communicators one after another. */
+  void *(*bind)(void **context, const door_group_t *group, const door_kind_t *kind, char *reason, size_t bytes);
+  /* Put a call on its stream. By a caller, in the order of the numbers; neither waits for a peer nor asks Python. */
+  int (*launch)(void *record, const door_call_t *call);
+  /* The communicator is aborted: what waits on the GPU ends. By a caller, perhaps while another one launches. */
+  void (*abort)(void *context);
+  /* Nobody uses the communicator's context any more. */
+  void (*close)(void *context);
+} door_binder_t;
