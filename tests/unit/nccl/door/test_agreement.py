@@ -91,7 +91,10 @@ def test_each_call_is_decided_alike_whatever_turns_the_ranks_take(code: ctypes.C
             world.able[drawn.randrange(n)][cannot] = 0
         paces = [drawn.random() ** 2 + 0.01 for _ in range(n)]
         threads = 0.05 + 0.9 * drawn.random()
+        turn = 0
         while any(len(made) < len(program) for made in world.made):
+            turn += 1
+            assert turn < 200_000, "somebody waits for ever"
             rank = drawn.choices(range(n), paces)[0]
             if drawn.random() < threads:
                 drawn.choice([world.bind, lambda rank: world.ask("step_rank", rank)])(rank)
@@ -159,9 +162,10 @@ def propose(world: World) -> None:
         pass
 
 
-def test_a_rank_that_has_come_too_far_says_no_and_the_next_proposal_lies_further_ahead(two: World) -> None:
+@pytest.mark.parametrize("beyond", [1, 20])
+def test_a_rank_that_has_come_to_the_start_says_no_and_the_next_one_lies_further_ahead(two: World, beyond: int) -> None:
     propose(two)
-    while len(two.made[1]) < 20:
+    while len(two.made[1]) < len(two.made[0]) + beyond:  # rank 0 waits before the start
         assert two.call(1, 1) == 0
     two.settle([0, 1])
     assert (two.state(1), two.ask("proposals")) == ({OURS}, 2)
