@@ -5,5 +5,6 @@
 ``by_name.c``   what programs open that take NCCL's library by name
 ``library``     both, compiled; where NCCL is; the environment in which a program meets them
 ``counts``      what processes counted, read from their pages and added up
-``door``        a library that shall make some of the calls; no command loads it yet
+``door``        a library that is to make some of the calls; no command loads it yet
+``binder``      what prepares them: kinds of calls become records, which the door launches
 """

@@ -13,6 +13,7 @@
 #define _GNU_SOURCE
 #include "../own.h"
 #include "binder.h"
+#include "record.h"
 #include "rules.h"
 #include "sign.h"
 #include <signal.h>
@@ -467,6 +468,15 @@ EXPORT int blinkmpi_door_serve(const door_binder_t *given) {
   const door_binder_t *none = NULL;
   return __atomic_compare_exchange_n(&binder, &none, given, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) ? SUCCESS : INVALID_USAGE;
 }
+
+/* How a binder launches whose records are those of record.h. */
+EXPORT int blinkmpi_door_launch(void *record, const door_call_t *call) { return launch_record(record, call); }
+
+/* How it aborts whose contexts are where its kernels look for an abort. */
+EXPORT void blinkmpi_door_abort(void *context) { __atomic_store_n((int64_t *)context, 1, __ATOMIC_SEQ_CST); }
+
+/* For a kernel's arguments as a record makes them, and its grid. */
+EXPORT unsigned blinkmpi_door_fill(const record_t *record, const door_call_t *call, uint64_t *words) { return fill_words(record, call, words); }
 
 EXPORT result_t ncclCommInitRank(comm_t *comm, int n, unique_id_t id, int rank) {
   entry_t e;

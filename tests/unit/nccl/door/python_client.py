@@ -84,4 +84,5 @@ def main(path: str, name: str, n: int, rank: int) -> None:
     door.ncclCommDestroy(comm)
 
 
-main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,207 @@
+"""What makes a communicator's calls in NCCL's place: kinds of calls become records, which the door launches by itself.
+
+Only packets carry them so far: kinds whose calls take another protocol stay NCCL's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import ArgumentError, BlinkError, DeviceError
+from ..program.call import BLOCKED, Call
+from ..program.reduction import dtype_of
+from ..runtime.cuda.context import CudaContext
+from ..transport.announcement import COUNT, Called
+from ..transport.cuda.kernel_layout import buffers_at, common_words, fill_call, fingerprint_at
+from ..transport.cuda.loaded_kernel import form_of
+from ..transport.cuda.packets import PROTOCOLS
+from ..transport.host.c_structs import fields
+from .counts import OPS, TYPES
+
+DOOR = Path(__file__).with_name("door")
+COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "broadcast", "reduce", "alltoall")
+NEVER_NS = 1 << 60  # how long a kernel waits for its peers: as long as NCCL's
+MOST_WORDS = 512  # of a kernel's arguments
+FUNCTIONS = {
+    "launch": "cuLaunchKernel", "current": "cuCtxGetCurrent", "enter": "cuCtxSetCurrent",
+    "capturing": "cuStreamIsCapturing", "wait": "cuStreamWaitEvent", "mark": "cuEventRecordWithFlags",
+    "copy": "cuMemcpyDtoDAsync_v2",
+}  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """Calls that one record makes, in NCCL's numbers; see ``door_kind_t`` of binder.h."""
+
+    collective: int
+    type: int
+    op: int
+    root: int
+    size_class: int
+
+    def largest(self, n: int) -> Call:
+        """The longest call of this kind among ``n`` ranks.
+
+        Raises:
+            ArgumentError: if there is none that has an element for each rank.
+        """
+        name = COLLECTIVES[self.collective]
+        dtype = TYPES[self.type] if self.type < TYPES.index("float8_e4m3") else "uint8"  # which are moved as bytes
+        blocks = n if name in BLOCKED else 1
+        count = (1 << self.size_class) // (dtype_of(dtype).itemsize * blocks)
+        if not count:
+            raise ArgumentError(f"{name} of {dtype} among {n} ranks: no call has {1 << self.size_class} bytes at most")
+        counts = (count,) * (n if name == "reduce_scatter" else 1)
+        return Call(name, n, counts, dtype, OPS[self.op] if self.op >= 0 else "", self.root)  # type: ignore[arg-type]
+
+
+class RecordStruct(ctypes.Structure):
+    """``record_t`` of record.h."""
+
+    _fields_ = fields(str(DOOR / "record.h"), "record_t")
+
+
+class Record:
+    """A kind of calls of one communicator as the door launches them; it keeps what that names.
+
+    Args:
+        event: the driver's, of all records of this process and GPU.
+
+    Raises:
+        DeviceError: if no protocol that the door launches carries the kind.
+    """
+
+    def __init__(self, context: CudaContext, kind: Kind, event: int) -> None:
+        call, n = kind.largest(context.transport.n), context.transport.n
+        rule = context.rule(call, registered=False)
+        if rule.protocol not in PROTOCOLS:
+            raise DeviceError(f"{call.text} takes {rule.protocol}, which the door cannot launch yet")
+        called = Called(f"nccl {call.text.replace(f'({call.counts[0]} x ', f'({COUNT} x ', 1)}", call.counts[0])
+        protocol = PROTOCOLS[rule.protocol]
+        kernel = context.transport.load_packets(call, rule.protocol, called, rule.ctas)
+        if len(kernel.args) > MOST_WORDS:
+            raise DeviceError(
+                f"{call.text}: a kernel's {len(kernel.args)} arguments, the door has room for {MOST_WORDS}"
+            )
+        fill_call(kernel.args, n, NEVER_NS, (0,) * 6)
+        self.kernel, self.called = kernel, called
+        most = context.transport.packet_ctas(protocol.codec, rule.ctas)
+        numbers = {
+            **_functions(context.gpu.driver), "context": context.gpu.functions["context"], "event": event,
+            "function": kernel.kernel.handle, "block": kernel.block, "most": most,
+            "words": ctypes.addressof(kernel.args), "count": len(kernel.args), "fingerprint_at": fingerprint_at(n),
+            "send_at": buffers_at(n), "recv_at": buffers_at(n) + 1, "packets_at": common_words(n),
+            "form": form_of(rule.protocol, called.text), "n": n, "rank": context.rank, "collective": kind.collective,
+            "root": kind.root, "item_bytes": dtype_of(call.dtype).itemsize, "two_shot": int(protocol.two_shot),
+            "group": protocol.codec.group, "data": protocol.codec.data,
+        }  # fmt: skip
+        self._struct = RecordStruct(**numbers)
+        self.address = ctypes.addressof(self._struct)
+
+
+class GroupStruct(ctypes.Structure):
+    """``door_group_t`` of binder.h."""
+
+    _fields_ = fields(str(DOOR / "binder.h"), "door_group_t")
+
+
+class KindStruct(ctypes.Structure):
+    """``door_kind_t`` of binder.h."""
+
+    _fields_ = fields(str(DOOR / "binder.h"), "door_kind_t")
+
+
+ADDRESS = ctypes.c_void_p
+GPU = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
+BIND = ctypes.CFUNCTYPE(
+    ADDRESS, ctypes.POINTER(ADDRESS), ctypes.POINTER(GroupStruct), ctypes.POINTER(KindStruct), ADDRESS, ctypes.c_size_t
+)
+CLOSE = ctypes.CFUNCTYPE(None, ADDRESS)
+
+
+class BinderStruct(ctypes.Structure):
+    """``door_binder_t`` of binder.h."""
+
+    _fields_ = (("gpu", GPU), ("bind", BIND), ("launch", ADDRESS), ("abort", ADDRESS), ("close", CLOSE))
+
+
+class Group(NamedTuple):
+    """A communicator: its ranks' processes, and a name that no other one has."""
+
+    n: int
+    rank: int
+    name: str
+    pids: tuple[int, ...]
+
+
+class Binder:
+    """Makes records for the door: of each communicator's kinds, on GPUs that its ranks have opened together.
+
+    The door calls this from a thread of its own, but for ``gpu``, which it asks as a communicator is made.
+
+    Args:
+        gpu: 16 bytes that no other GPU of this machine has: the UUID of the current one. DeviceError: there is none.
+        open_context: opens the GPUs of a communicator, together with the other ranks' binders.
+    """
+
+    def __init__(
+        self, door: ctypes.CDLL, gpu: Callable[[], bytes], open_context: Callable[[Group], CudaContext]
+    ) -> None:
+        self._door, self._identify, self._open = door, gpu, open_context
+        self._contexts: dict[int, CudaContext] = {}  # by what the door knows it by: where its kernels look for an abort
+        self._records: dict[int, list[Record]] = {}
+        self._event = ctypes.c_void_p()
+        launch, abort = (ctypes.cast(getattr(door, f"blinkmpi_door_{name}"), ADDRESS) for name in ("launch", "abort"))
+        self._struct = BinderStruct(GPU(self._gpu), BIND(self._bind), launch, abort, CLOSE(self._close))
+
+    def serve(self) -> None:
+        """Let the door ask from now on, as long as the process lives.
+
+        Raises:
+            ArgumentError: if it has a binder.
+        """
+        if self._door.blinkmpi_door_serve(ctypes.byref(self._struct)):
+            raise ArgumentError("the door has a binder; a process has one")
+
+    def _gpu(self, words: Any) -> int:
+        try:
+            ctypes.memmove(words, self._identify(), 16)
+        except BlinkError:  # then the communicator is NCCL's, and the door says so
+            return 1
+        return 0
+
+    def _bind(self, known: Any, group: Any, kind: Any, reason: int, nbytes: int) -> int | None:
+        try:
+            if not known[0]:
+                known[0] = self._opened(group[0])
+            at, wanted = int(known[0]), kind[0]
+            numbers = (wanted.collective, wanted.type, wanted.op, wanted.root, wanted.size_class)
+            record = Record(self._contexts[at], Kind(*numbers), self._event.value or 0)
+        except Exception as error:  # whatever it is, this rank cannot make these calls; the door says why
+            text = f"{type(error).__name__}: {error}".encode()[: nbytes - 1]
+            ctypes.memmove(reason, text + b"\0", len(text) + 1)
+            return None
+        self._records[at].append(record)
+        return record.address
+
+    def _opened(self, group: Any) -> int:
+        """Open a communicator's GPUs; by what the door knows it."""
+        name = "".join(f"{getattr(group, f'name[{i}]'):016x}" for i in (0, 1))
+        pids = tuple(getattr(group, f"pid[{rank}]") for rank in range(group.n))
+        context = self._open(Group(group.n, group.rank, name, pids))
+        if not self._event:
+            self._event = context.gpu.event()
+        at = context.transport.memory.report_at
+        self._contexts[at], self._records[at] = context, []
+        return at
+
+    def _close(self, at: int) -> None:
+        del self._records[at]
+        self._contexts.pop(at).close(collectively=False)
+
+
+def _functions(driver: Any) -> Mapping[str, int]:
+    """Where the driver's functions lie."""
+    return {name: ctypes.cast(getattr(driver, symbol), ADDRESS).value or 0 for name, symbol in FUNCTIONS.items()}
