@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ArgumentError, BlinkError, DeviceError
+from ..errors import ArgumentError, DeviceError
 from ..program.call import BLOCKED, Call
 from ..program.reduction import dtype_of
 from ..runtime.cuda.context import CudaContext
@@ -114,7 +114,7 @@ class KindStruct(ctypes.Structure):
 
 
 ADDRESS = ctypes.c_void_p
-GPU = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
+IN_C = ("gpu", "launch", "abort", "wrong")  # which the door has itself
 BIND = ctypes.CFUNCTYPE(
     ADDRESS, ctypes.POINTER(ADDRESS), ctypes.POINTER(GroupStruct), ctypes.POINTER(KindStruct), ADDRESS, ctypes.c_size_t
 )
@@ -124,7 +124,9 @@ CLOSE = ctypes.CFUNCTYPE(None, ADDRESS)
 class BinderStruct(ctypes.Structure):
     """``door_binder_t`` of binder.h."""
 
-    _fields_ = (("gpu", GPU), ("bind", BIND), ("launch", ADDRESS), ("abort", ADDRESS), ("close", CLOSE))
+    _fields_ = (
+        ("gpu", ADDRESS), ("bind", BIND), ("launch", ADDRESS), ("abort", ADDRESS), ("wrong", ADDRESS), ("close", CLOSE),
+    )  # fmt: skip
 
 
 class Group(NamedTuple):
@@ -139,22 +141,23 @@ class Group(NamedTuple):
 class Binder:
     """Makes records for the door: of each communicator's kinds, on GPUs that its ranks have opened together.
 
-    The door calls this from a thread of its own, but for ``gpu``, which it asks as a communicator is made.
+    The door calls Python from a thread of its own alone. What its callers need is in C: to tell the current GPU, to
+    launch, to abort, and what kernels have reported.
 
     Args:
-        gpu: 16 bytes that no other GPU of this machine has: the UUID of the current one. DeviceError: there is none.
         open_context: opens the GPUs of a communicator, together with the other ranks' binders.
+        gpu: a C function that stands for the door's own, by its address; 0: none.
     """
 
-    def __init__(
-        self, door: ctypes.CDLL, gpu: Callable[[], bytes], open_context: Callable[[Group], CudaContext]
-    ) -> None:
-        self._door, self._identify, self._open = door, gpu, open_context
-        self._contexts: dict[int, CudaContext] = {}  # by what the door knows it by: where its kernels look for an abort
+    def __init__(self, door: ctypes.CDLL, open_context: Callable[[Group], CudaContext], *, gpu: int = 0) -> None:
+        self._door, self._open = door, open_context
+        self._contexts: dict[int, CudaContext] = {}  # by what the door knows it by: where its kernels' report lies
         self._records: dict[int, list[Record]] = {}
         self._event = ctypes.c_void_p()
-        launch, abort = (ctypes.cast(getattr(door, f"blinkmpi_door_{name}"), ADDRESS) for name in ("launch", "abort"))
-        self._struct = BinderStruct(GPU(self._gpu), BIND(self._bind), launch, abort, CLOSE(self._close))
+        own = {name: ctypes.cast(getattr(door, f"blinkmpi_door_{name}"), ADDRESS).value for name in IN_C}
+        self._struct = BinderStruct(**own | {"bind": BIND(self._bind), "close": CLOSE(self._close)})
+        if gpu:
+            self._struct.gpu = gpu
 
     def serve(self) -> None:
         """Let the door ask from now on, as long as the process lives.
@@ -164,13 +167,6 @@ class Binder:
         """
         if self._door.blinkmpi_door_serve(ctypes.byref(self._struct)):
             raise ArgumentError("the door has a binder; a process has one")
-
-    def _gpu(self, words: Any) -> int:
-        try:
-            ctypes.memmove(words, self._identify(), 16)
-        except BlinkError:  # then the communicator is NCCL's, and the door says so
-            return 1
-        return 0
 
     def _bind(self, known: Any, group: Any, kind: Any, reason: int, nbytes: int) -> int | None:
         try:
@@ -198,8 +194,12 @@ class Binder:
         return at
 
     def _close(self, at: int) -> None:
+        """Let the calls under way end, and give back what no peer looks at; the rest stays until the process ends."""
+        context = self._contexts.pop(at)
+        with context.gpu.entered():
+            context.gpu.runtime.deviceSynchronize()
+            context.close(collectively=False)
         del self._records[at]
-        self._contexts.pop(at).close(collectively=False)
 
 
 def _functions(driver: Any) -> Mapping[str, int]:

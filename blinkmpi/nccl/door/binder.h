@@ -22,7 +22,8 @@ typedef struct { /* one of these calls */
 } door_call_t;
 
 typedef struct {
-  /* The current GPU of this thread, in two words that no other GPU of the machine has. By a caller. */
+  /* The current GPU of this thread, in two words that no other GPU of the machine has; not 0: there is none. By a caller, so
+   * without Python. */
   int (*gpu)(uint64_t *words);
   /* Prepare a kind of call, for as long as the context is there; may take long. NULL and a reason of at most `bytes` bytes: this
    * rank cannot make these calls. `context` is the communicator's, NULL at its first kind. By a thread of the door, which serves
@@ -30,8 +31,11 @@ typedef struct {
   void *(*bind)(void **context, const door_group_t *group, const door_kind_t *kind, char *reason, size_t bytes);
   /* Put a call on its stream. By a caller, in the order of the numbers; neither waits for a peer nor asks Python. */
   int (*launch)(void *record, const door_call_t *call);
-  /* The communicator is aborted: what waits on the GPU ends. By a caller, perhaps while another one launches. */
+  /* The communicator is aborted: what waits on the GPU ends. By a caller, perhaps while another one launches; without Python. */
   void (*abort)(void *context);
-  /* Nobody uses the communicator's context any more. */
+  /* What kernels have reported of a context: 0, or an error of NCCL's, which stays. By callers and by threads of NCCL's own, also
+   * when Python has ended; it takes no lock. */
+  int (*wrong)(void *context);
+  /* Nobody uses the communicator's context any more. By the thread that binds. */
   void (*close)(void *context);
 } door_binder_t;

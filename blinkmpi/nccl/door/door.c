@@ -21,6 +21,7 @@
 
 enum { INVALID_USAGE = 5, REMOTE_ERROR = 6 };
 enum { SHORTEST_NS = 20000 }; /* between two looks at what peers have said */
+enum { MISMATCH = 3, OVERLAP = 4 };  /* of a kernel's report */
 enum { COMMS = 256, REASON = 256, BCAST = COLLECTIVES, NO_COLOR = -1 };
 
 typedef struct { char internal[128]; } unique_id_t; /* ncclUniqueId, which is passed by value */
@@ -31,7 +32,7 @@ typedef struct { /* the beginning of ncclConfig_t */
   int blocking;
 } config_t;
 
-typedef struct {
+typedef struct member {
   comm_t handle;
   agreement_t agreement;
   page_t *page;
@@ -39,6 +40,7 @@ typedef struct {
   int failed; /* what its launches have said, from the first that failed on */
   int users;  /* under the table's lock: the table, and whoever is at it */
   void *context;
+  struct member *next; /* of those that wait to be closed */
 } member_t;
 
 typedef struct {
@@ -66,7 +68,8 @@ typedef struct { /* a communicator that is made in a group: it is looked at behi
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER; /* for the threads of the door */
 static int work_to_agree, work_to_bind;
-static member_t *table[COMMS];
+static member_t *table[COMMS], *closing;
+static const char *last_words; /* of the newest error that was ours */
 static const door_binder_t *binder;
 static rules_t rules;
 static int forked;
@@ -93,15 +96,25 @@ static member_t *hold(comm_t handle) {
   return found;
 }
 
+/* Let go of a communicator. Who is the last has a thread of the door's own close it: a caller may have come here from wherever a
+ * destructor runs. */
 static void release(member_t *m) {
   pthread_mutex_lock(&table_lock);
-  const int users = --m->users;
+  if (!--m->users) {
+    m->next = closing, closing = m, work_to_bind = 1;
+    pthread_cond_broadcast(&work);
+  }
   pthread_mutex_unlock(&table_lock);
-  if (users) return;
-  if (m->context) binder->close(m->context);
-  end_agreement(&m->agreement);
-  munmap(m->page, sizeof *m->page);
-  free(m);
+}
+
+static void close_all(member_t *m) {
+  for (member_t *next; m; m = next) {
+    next = m->next;
+    if (m->context) binder->close(m->context);
+    end_agreement(&m->agreement);
+    munmap(m->page, sizeof *m->page);
+    free(m);
+  }
 }
 
 /* Take a communicator out of the table, if it is there; who waits in a call of it goes on, and peers do not wait for it. */
@@ -203,7 +216,10 @@ static void *bind_always(void *unused) {
     while (!work_to_bind) pthread_cond_wait(&work, &table_lock);
     work_to_bind = 0;
     const int n = hold_all(held);
+    member_t *const ended = closing;
+    closing = NULL;
     pthread_mutex_unlock(&table_lock);
+    close_all(ended);
     for (int i = 0; i < n; i++) {
       kind_t kind;
       for (int k; (k = asked(&held[i]->agreement, &kind)) >= 0;) bind_kind(held[i], k, &kind);
@@ -379,13 +395,27 @@ static result_t pass(const call_t *c) {
   }
 }
 
+/* What has gone wrong with a communicator in calls of ours: 0, or the error that all its calls give from then on. */
+static int wrong_with(member_t *m) {
+  void *const context = __atomic_load_n(&m->context, __ATOMIC_ACQUIRE);
+  int error = __atomic_load_n(&m->failed, __ATOMIC_RELAXED);
+  if (!error && context) error = binder->wrong(context);
+  if (error)
+    __atomic_store_n(&last_words,
+                     error == INVALID_USAGE ? "blinkmpi: the ranks made different calls of a communicator, or two at once"
+                     : error == REMOTE_ERROR ? "blinkmpi: another rank is gone, has aborted, or did not come in time"
+                                             : "blinkmpi: CUDA refused to launch a call",
+                     __ATOMIC_RELAXED);
+  return error;
+}
+
 /* Number a call, and let whoever it falls to make it. alone: whether it is the only one of its communicator in its group. */
 static result_t run(member_t *m, const call_t *c, int alone) {
   kind_t kind;
   uint64_t number;
   int added;
-  const int failed = __atomic_load_n(&m->failed, __ATOMIC_RELAXED), collective = c->function == BCAST ? BROADCAST : c->function;
-  if (failed) return failed;
+  const int wrong = wrong_with(m), collective = c->function == BCAST ? BROADCAST : c->function;
+  if (wrong) return wrong;
   const int may = kind_of(&rules, m->agreement.n, collective, c->count, c->type, c->op, c->root, &kind);
   void *const record = take(&m->agreement, may ? &kind : NULL, alone, &number, &added);
   if (added) wake(&work_to_bind), wake(&work_to_agree);
@@ -397,7 +427,7 @@ static result_t run(member_t *m, const call_t *c, int alone) {
   }
   const door_call_t ours = {c->send, c->recv, c->count, number, c->stream};
   const int error = binder->launch(record, &ours);
-  if (error) __atomic_store_n(&m->failed, error, __ATOMIC_RELAXED);
+  if (error) __atomic_store_n(&m->failed, error, __ATOMIC_RELAXED), wrong_with(m);
   return error;
 }
 
@@ -472,8 +502,22 @@ EXPORT int blinkmpi_door_serve(const door_binder_t *given) {
 /* How a binder launches whose records are those of record.h. */
 EXPORT int blinkmpi_door_launch(void *record, const door_call_t *call) { return launch_record(record, call); }
 
-/* How it aborts whose contexts are where its kernels look for an abort. */
+/* How it aborts, and learns of errors, whose contexts are reports of kernels (failure_report.py). */
 EXPORT void blinkmpi_door_abort(void *context) { __atomic_store_n((int64_t *)context, 1, __ATOMIC_SEQ_CST); }
+
+EXPORT int blinkmpi_door_wrong(void *context) {
+  const int64_t code = __atomic_load_n((int64_t *)context + 1, __ATOMIC_RELAXED);
+  return !code ? SUCCESS : code == MISMATCH || code == OVERLAP ? INVALID_USAGE : REMOTE_ERROR;
+}
+
+/* The current GPU's UUID, of the driver that the program uses. */
+EXPORT int blinkmpi_door_gpu(uint64_t *words) {
+  void *const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  int (*const current)(int *) = (int (*)(int *))(driver ? dlsym(driver, "cuCtxGetDevice") : NULL);
+  int (*const uuid)(uint64_t *, int) = (int (*)(uint64_t *, int))(driver ? dlsym(driver, "cuDeviceGetUuid_v2") : NULL);
+  int device = 0;
+  return !current || !uuid || current(&device) || uuid(words, device);
+}
 
 /* For a kernel's arguments as a record makes them, and its grid. */
 EXPORT unsigned blinkmpi_door_fill(const record_t *record, const door_call_t *call, uint64_t *words) { return fill_words(record, call, words); }
@@ -541,6 +585,24 @@ EXPORT result_t ncclCommRevoke(comm_t comm, int flags) {
   forget(comm, 1);
   CALL(CommRevoke, (comm_t, int), comm, flags)
   return result;
+}
+
+/* NCCL's first, which goes on with what it has begun by this. Its own threads come here, too. */
+EXPORT result_t ncclCommGetAsyncError(comm_t comm, result_t *error) {
+  CALL(CommGetAsyncError, (comm_t, result_t *), comm, error)
+  member_t *const m = result == SUCCESS && *error == SUCCESS && !inside ? hold(comm) : NULL;
+  if (m) {
+    *error = wrong_with(m);
+    release(m);
+  }
+  return result;
+}
+
+EXPORT const char *ncclGetLastError(comm_t comm) {
+  static void *kept;
+  const char *(*const call)(comm_t) = (const char *(*)(comm_t))nccl(&kept, "pncclGetLastError");
+  const char *const ours = __atomic_load_n(&last_words, __ATOMIC_RELAXED);
+  return ours ? ours : call ? call(comm) : NULL;
 }
 
 /* Kernels of NCCL's own for windows are fast, so a communicator that has one is NCCL's from here on; all ranks come here. */

@@ -18,14 +18,19 @@ from tests.unit.nccl.door.python_client import UniqueId
 SIZE, FLOAT, EACH = ctypes.c_size_t, 7, 8
 
 
+def process_as_gpu(words):  # type: ignore[no-untyped-def]
+    words[0], words[1] = os.getpid(), 0
+    return 0
+
+
 def main(path: str, name: str, n: int, rank: int) -> None:
     door, comm = ctypes.CDLL(path), ctypes.c_void_p()
     with tempfile.TemporaryDirectory() as folder:
         driver = FakeDriver(folder)
     driver["words"] = common_words(n) + 1
-    binder = Binder(
-        door, lambda: os.getpid().to_bytes(16, "little"), lambda group: fake_context(driver, group.rank, group.n)
-    )
+    gpu = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))(process_as_gpu)
+    address = ctypes.cast(gpu, ctypes.c_void_p).value or 0
+    binder = Binder(door, lambda group: fake_context(driver, group.rank, group.n), gpu=address)
     binder.serve()
     door.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
     assert door.ncclCommInitRank(ctypes.byref(comm), n, UniqueId(name.encode()), rank) == 0

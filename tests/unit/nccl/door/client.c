@@ -22,7 +22,8 @@ static unsigned pace; /* this rank's own */
 static int gpu(uint64_t *words) { return words[0] = getenv("SAME_GPU") ? 1 : (uint64_t)getpid(), words[1] = 0, getenv("NO_GPU") != NULL; }
 
 static void *bind(void **context, const door_group_t *group, const door_kind_t *kind, char *reason, size_t bytes) {
-  if (!*context) *context = calloc(1, sizeof *group), memcpy(*context, group, sizeof *group);
+  if (!*context) *context = calloc(1, sizeof(int));
+  if (getenv("REPORTS")) *(int *)*context = atoi(getenv("REPORTS"));
   usleep((useconds_t)(rand_r(&pace) % 3000));
   if (getenv("CANNOT") && atoi(getenv("CANNOT")) == kind->collective) return snprintf(reason, bytes, "a test wants it so"), NULL;
   door_kind_t *const record = malloc(sizeof *record);
@@ -35,11 +36,13 @@ static int launch(void *record, const door_call_t *call) {
   return 0;
 }
 
+static int wrong(void *context) { return *(int *)context; }
+
 static void on_abort(void *context) { (void)context, stub_write('A', 0, 0, 0); }
 
 static void on_close(void *context) { free(context); }
 
-static const door_binder_t own = {gpu, bind, launch, on_abort, on_close};
+static const door_binder_t own = {gpu, bind, launch, on_abort, wrong, on_close};
 
 /* ---- the program */
 
@@ -150,6 +153,12 @@ int main(int words, char **word) {
       if (failed) printf("%d ", call(others++ + 1, comm));
       usleep(100);
     }
+  if (!strcmp(what, "reports")) {
+    int error = 0, said;
+    const char *const before = ncclGetLastError(comm);
+    while (!error) call(0, comm), usleep(100), said = ncclCommGetAsyncError(comm, &error);
+    stub_print(), printf("%s\n%d %d %d\n%s\n", before, said, error, call(1, comm), ncclGetLastError(comm));
+  }
   if (!strcmp(what, "fork")) {
     settle(0, comm), stub_print(), puts("-"), fflush(stdout);
     const pid_t child = fork();

@@ -19,7 +19,9 @@ class UniqueId(ctypes.Structure):
 class Binder(ctypes.Structure):
     """``door_binder_t`` of binder.h."""
 
-    _fields_ = (("gpu", GPU), ("bind", BIND), ("launch", LAUNCH), ("abort", END), ("close", END))
+    _fields_ = (
+        ("gpu", GPU), ("bind", BIND), ("launch", LAUNCH), ("abort", END), ("wrong", END), ("close", END),
+    )  # fmt: skip
 
 
 class Call(ctypes.Structure):
@@ -63,7 +65,7 @@ def end(context):  # type: ignore[no-untyped-def]
 
 def main(path: str, name: str, n: int, rank: int) -> None:
     door, comm = ctypes.CDLL(path), ctypes.c_void_p()
-    binder = Binder(gpu, bind, launch, end, end)
+    binder = Binder(gpu, bind, launch, end, end, end)
     door.ncclCommInitRank.argtypes = [POINTER, ctypes.c_int, UniqueId, ctypes.c_int]
     assert door.blinkmpi_door_serve(ctypes.byref(binder)) == 0
     assert door.ncclCommInitRank(ctypes.byref(comm), n, UniqueId(name.encode()), rank) == 0

@@ -109,6 +109,9 @@ TWICE(CommSplit, (comm_t comm, int color, int key, comm_t *made, void *config),
   return 0;)
 TWICE(CommCount, (comm_t comm, int *n), *n = comm->n; return 0;)
 TWICE(CommUserRank, (comm_t comm, int *rank), *rank = comm->rank; return 0;)
+TWICE(CommGetAsyncError, (comm_t comm, int *error), (void)comm; *error = 0; return 0;)
+const char *pncclGetLastError(comm_t comm) { return (void)comm, "NCCL's words"; }
+__attribute__((weak, alias("pncclGetLastError"))) const char *ncclGetLastError(comm_t);
 TWICE(CommFinalize, (comm_t comm), (void)comm; return 0;)
 TWICE(CommDestroy, (comm_t comm), munmap(comm->shared, sizeof(shared_t)); free(comm); return 0;)
 TWICE(CommAbort, (comm_t comm), return pncclCommDestroy(comm);)

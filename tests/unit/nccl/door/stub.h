@@ -10,6 +10,8 @@ int ncclCommInitRank(comm_t *, int, unique_id_t, int), ncclCommInitRankConfig(co
 int ncclCommInitRankScalable(comm_t *, int, int, int, unique_id_t *, void *);
 int ncclCommSplit(comm_t, int, int, comm_t *, void *), ncclCommCount(comm_t, int *);
 int ncclCommDestroy(comm_t), ncclCommAbort(comm_t), ncclCommFinalize(comm_t), ncclCommRevoke(comm_t, int);
+int ncclCommGetAsyncError(comm_t, int *);
+const char *ncclGetLastError(comm_t);
 int ncclCommWindowRegister(comm_t, void *, size_t, void *, int);
 int ncclGroupStart(void), ncclGroupEnd(void), ncclGroupSimulateEnd(void *);
 int ncclAllReduce(const void *, void *, size_t, int, int, comm_t, void *);

@@ -21,6 +21,7 @@ from blinkmpi.nccl.binder import COLLECTIVES, NEVER_NS, Kind, Record
 from blinkmpi.nccl.library import FLAGS
 from blinkmpi.program.call import Call
 from blinkmpi.transport.announcement import Called
+from blinkmpi.transport.cuda.failure_report import ABORTED, MISMATCH, OVERLAP, TIMEOUT
 from blinkmpi.transport.cuda.kernel_layout import buffers_at, fingerprint_at, timeout_at
 from blinkmpi.transport.cuda.loaded_kernel import MASK
 from blinkmpi.transport.cuda.packets import PROTOCOLS, fits
@@ -172,9 +173,9 @@ def test_a_process_has_one_binder(driver: FakeDriver) -> None:
         sys.path.insert(0, {str(ROOT)!r})
         from blinkmpi.nccl.binder import Binder
         door = ctypes.CDLL({str(built(DOOR / "door.c", FLAGS)[0])!r})
-        Binder(door, lambda: bytes(16), lambda group: None).serve()
+        Binder(door, lambda group: None).serve()
         try:
-            Binder(door, lambda: bytes(16), lambda group: None).serve()
+            Binder(door, lambda group: None).serve()
         except Exception as error:
             print(type(error).__name__, error)
     """
@@ -186,6 +187,33 @@ def test_an_abort_is_what_kernels_look_for(door: ctypes.CDLL, driver: FakeDriver
     transport = fake_context(driver, 0, 2).transport
     door.blinkmpi_door_abort(ctypes.c_void_p(transport.memory.report_at))
     assert transport.report[0] == 1
+
+
+@pytest.mark.parametrize(("code", "error"), [(0, 0), (ABORTED, 6), (TIMEOUT, 6), (MISMATCH, 5), (OVERLAP, 5)])
+def test_a_kernels_report_is_an_error_of_nccls(door: ctypes.CDLL, driver: FakeDriver, code: int, error: int) -> None:
+    transport = fake_context(driver, 0, 2).transport
+    transport.report[1] = code
+    assert door.blinkmpi_door_wrong(ctypes.c_void_p(transport.memory.report_at)) == error
+
+
+def test_the_current_gpu_is_told_by_its_uuid(tmp_path: Path) -> None:
+    """By the driver that the program has loaded; without one there is none."""
+    made = tmp_path / "libcuda.so.1"
+    source = """
+        int cuCtxGetDevice(int *device) { return *device = 3, 0; }
+        int cuDeviceGetUuid_v2(unsigned long *uuid, int device) { return uuid[0] = 11, uuid[1] = device, 0; }
+    """
+    words = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-o", str(made), "-"]
+    subprocess.run(words, input=source, text=True, check=True, timeout=SECONDS)
+    code = f"""if True:
+        import ctypes
+        door, words = ctypes.CDLL({str(built(DOOR / "door.c", FLAGS)[0])!r}), (ctypes.c_uint64 * 2)()
+        print(door.blinkmpi_door_gpu(words))
+        driver = ctypes.CDLL({str(made)!r})
+        print(door.blinkmpi_door_gpu(words), *words)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.stdout == "1\n0 11 3\n", done.stderr
 
 
 def test_all_ranks_launch_the_same_kernels_with_the_same_numbers(tmp_path: Path) -> None:

@@ -206,6 +206,15 @@ def test_a_launch_that_fails_ends_the_communicator(two: Ranks) -> None:
     assert told[0].startswith("1 1 1 ")
 
 
+@pytest.mark.parametrize(("code", "words"), [("5", "the ranks made different calls"), ("6", "another rank is gone")])
+def test_what_kernels_report_is_the_error_of_all_later_calls(two: Ranks, code: str, words: str) -> None:
+    """NCCL is asked first; its words are those of the last error unless that was ours."""
+    for output in two.run("reports", env=on_both(REPORTS=code)):
+        *_, before, said, after = output.splitlines()
+        assert (before, said) == ("NCCL's words", f"0 {code} {code}")
+        assert after.startswith(f"blinkmpi: {words}")
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_rank_that_is_killed_at_any_moment_leaves_nobody_waiting(folder: Path, door: Path, seed: int) -> None:
     """The others make all their calls, decided alike."""
