@@ -130,11 +130,12 @@ class BinderStruct(ctypes.Structure):
 
 
 class Group(NamedTuple):
-    """A communicator: its ranks' processes, and a name that no other one has."""
+    """A communicator: a name that no other one has, the UUID of this rank's GPU, and its ranks' processes."""
 
     n: int
     rank: int
     name: str
+    gpu: bytes
     pids: tuple[int, ...]
 
 
@@ -185,10 +186,12 @@ class Binder:
     def _opened(self, group: Any) -> int:
         """Open a communicator's GPUs; by what the door knows it."""
         name = "".join(f"{getattr(group, f'name[{i}]'):016x}" for i in (0, 1))
+        gpu = b"".join(getattr(group, f"gpu[{i}]").to_bytes(8, "little") for i in (0, 1))
         pids = tuple(getattr(group, f"pid[{rank}]") for rank in range(group.n))
-        context = self._open(Group(group.n, group.rank, name, pids))
+        context = self._open(Group(group.n, group.rank, name, gpu, pids))
         if not self._event:
-            self._event = context.gpu.event()
+            with context.gpu.entered():
+                self._event = context.gpu.event()
         at = context.transport.memory.report_at
         self._contexts[at], self._records[at] = context, []
         return at

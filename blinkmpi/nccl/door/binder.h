@@ -3,10 +3,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct { /* a communicator: who its ranks are, and the memory in which they agree */
+typedef struct { /* a communicator: who its ranks are, and their name */
   int64_t n, rank;
-  uint64_t name[2];                /* the same on all ranks, and no other communicator's */
-  int64_t pid[16];                 /* of each rank; they live in one PID namespace */
+  uint64_t name[2]; /* the same on all ranks, and no other communicator's */
+  uint64_t gpu[2];  /* this rank's, as `gpu` has told it */
+  int64_t pid[16];  /* of each rank; they live in one PID namespace */
 } door_group_t;
 
 typedef struct { /* calls that one record makes */

@@ -20,8 +20,8 @@
 #include <time.h>
 
 enum { INVALID_USAGE = 5, REMOTE_ERROR = 6 };
-enum { SHORTEST_NS = 20000 }; /* between two looks at what peers have said */
-enum { MISMATCH = 3, OVERLAP = 4 };  /* of a kernel's report */
+enum { SHORTEST_NS = 20000 };       /* between two looks at what peers have said */
+enum { MISMATCH = 3, OVERLAP = 4 }; /* of a kernel's report */
 enum { COMMS = 256, REASON = 256, BCAST = COLLECTIVES, NO_COLOR = -1 };
 
 typedef struct { char internal[128]; } unique_id_t; /* ncclUniqueId, which is passed by value */
@@ -199,7 +199,8 @@ static void *agree_always(void *unused) {
 /* Let the binder prepare a kind, and say so to the other ranks. */
 static void bind_kind(member_t *m, int number, const kind_t *kind) {
   char reason[REASON] = "";
-  door_group_t group = {m->agreement.n, m->agreement.rank, {m->name[0], m->name[1]}, {0}};
+  const slot_t *const own = slot_of(&m->agreement, m->agreement.rank);
+  door_group_t group = {m->agreement.n, m->agreement.rank, {m->name[0], m->name[1]}, {own->gpu[0], own->gpu[1]}, {0}};
   for (int r = 0; r < m->agreement.n; r++) group.pid[r] = (int64_t)slot_of(&m->agreement, r)->pid;
   const door_kind_t wanted = {kind->collective, kind->type, kind->op, kind->root, kind->size_class};
   void *context = m->context;
@@ -275,8 +276,11 @@ static void learn(void) {
   } else if (is_off(&rules)) {
     unwilling = "BLINKMPI_NCCL=off";
   }
-  for (size_t i = 0; !unwilling && i < sizeof choices / sizeof *choices; i++)
-    if (getenv(choices[i])) say("all calls are NCCL's", unwilling = "NCCL_P2P_DISABLE, NCCL_ALGO or NCCL_PROTO is set");
+  for (size_t i = 0; !unwilling && i < sizeof choices / sizeof *choices; i++) {
+    if (!getenv(choices[i])) continue;
+    unwilling = "NCCL_P2P_DISABLE, NCCL_ALGO or NCCL_PROTO is set";
+    say("all calls are NCCL's", unwilling);
+  }
 }
 
 /* Sign in before NCCL makes a communicator, if this process may make its calls. `ranks`: 0 if they are not known yet. */

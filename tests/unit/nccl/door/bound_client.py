@@ -10,7 +10,8 @@ import sys
 import tempfile
 
 from benchmarks.fake.gpu import FakeDriver
-from blinkmpi.nccl.binder import Binder
+from blinkmpi.nccl.binder import Binder, Group
+from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.transport.cuda.kernel_layout import common_words, fingerprint_at
 from tests.unit.nccl.door.fakes import fake_context
 from tests.unit.nccl.door.python_client import UniqueId
@@ -30,7 +31,12 @@ def main(path: str, name: str, n: int, rank: int) -> None:
     driver["words"] = common_words(n) + 1
     gpu = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))(process_as_gpu)
     address = ctypes.cast(gpu, ctypes.c_void_p).value or 0
-    binder = Binder(door, lambda group: fake_context(driver, group.rank, group.n), gpu=address)
+
+    def open_context(group: Group) -> CudaContext:
+        assert (group.gpu, group.pids[rank]) == (os.getpid().to_bytes(16, "little"), os.getpid())
+        return fake_context(driver, group.rank, group.n)
+
+    binder = Binder(door, open_context, gpu=address)
     binder.serve()
     door.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
     assert door.ncclCommInitRank(ctypes.byref(comm), n, UniqueId(name.encode()), rank) == 0
