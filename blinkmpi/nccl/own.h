@@ -36,11 +36,16 @@ static void *nccl(void **kept, const char *name) {
   return found;
 }
 
-/* Call NCCL's function; what it says is `result` from here on. */
-#define CALL(name, types, ...)                                                   \
+/* Find NCCL's function of a name, which is `call` from here on, or end with an error. */
+#define FIND(name, types)                                                        \
   static void *kept;                                                             \
   result_t(*const call) types = (result_t(*) types)nccl(&kept, "pnccl" #name);   \
-  if (!call) return INTERNAL_ERROR;                                              \
-  inside++;                                                                      \
-  const result_t result = call(__VA_ARGS__);                                     \
+  if (!call) return INTERNAL_ERROR;
+
+/* Call it; what it says is `result` from here on. */
+#define ASK(...)                              \
+  inside++;                                   \
+  const result_t result = call(__VA_ARGS__);  \
   inside--;
+
+#define CALL(name, types, ...) FIND(name, types) ASK(__VA_ARGS__)

@@ -527,33 +527,37 @@ EXPORT int blinkmpi_door_gpu(uint64_t *words) {
 EXPORT unsigned blinkmpi_door_fill(const record_t *record, const door_call_t *call, uint64_t *words) { return fill_words(record, call, words); }
 
 EXPORT result_t ncclCommInitRank(comm_t *comm, int n, unique_id_t id, int rank) {
+  FIND(CommInitRank, (comm_t *, int, unique_id_t, int))
   entry_t e;
   uint64_t name[2];
   name_of_ids(&id, 1, name);
   prepare(&e, comm, name, rank, n, rank, NULL);
-  CALL(CommInitRank, (comm_t *, int, unique_id_t, int), comm, n, id, rank)
+  ASK(comm, n, id, rank)
   return made(&e, result);
 }
 
 EXPORT result_t ncclCommInitRankConfig(comm_t *comm, int n, unique_id_t id, int rank, config_t *config) {
+  FIND(CommInitRankConfig, (comm_t *, int, unique_id_t, int, config_t *))
   entry_t e;
   uint64_t name[2];
   name_of_ids(&id, 1, name);
   prepare(&e, comm, name, rank, n, rank, config);
-  CALL(CommInitRankConfig, (comm_t *, int, unique_id_t, int, config_t *), comm, n, id, rank, config)
+  ASK(comm, n, id, rank, config)
   return made(&e, result);
 }
 
 EXPORT result_t ncclCommInitRankScalable(comm_t *comm, int n, int rank, int n_ids, unique_id_t *ids, config_t *config) {
+  FIND(CommInitRankScalable, (comm_t *, int, int, int, unique_id_t *, config_t *))
   entry_t e;
   uint64_t name[2];
   name_of_ids(ids, ids ? n_ids : 0, name);
   prepare(&e, comm, name, rank, n, rank, config);
-  CALL(CommInitRankScalable, (comm_t *, int, int, int, unique_id_t *, config_t *), comm, n, rank, n_ids, ids, config)
+  ASK(comm, n, rank, n_ids, ids, config)
   return made(&e, result);
 }
 
 EXPORT result_t ncclCommSplit(comm_t comm, int color, int key, comm_t *newcomm, config_t *config) {
+  FIND(CommSplit, (comm_t, int, int, comm_t *, config_t *))
   entry_t e = {0};
   member_t *const parent = inside ? NULL : hold(comm);
   if (parent) {
@@ -563,7 +567,7 @@ EXPORT result_t ncclCommSplit(comm_t comm, int color, int key, comm_t *newcomm, 
     if (color != NO_COLOR) prepare(&e, newcomm, name, parent->agreement.rank, 0, key, config);
     release(parent);
   }
-  CALL(CommSplit, (comm_t, int, int, comm_t *, config_t *), comm, color, key, newcomm, config)
+  ASK(comm, color, key, newcomm, config)
   return made(&e, result);
 }
 

@@ -243,6 +243,22 @@ def test_nccl_refuses_to_make_a_communicator(two: Ranks) -> None:
     assert two.run("plain", env=on_both(STUB_REFUSES="1"), codes=[4, 4]) == ["", ""]
 
 
+def test_a_program_without_nccl_leaves_no_page(door: Path) -> None:
+    code = f"""if True:
+        import ctypes
+        from tests.unit.nccl.door.python_client import Binder, UniqueId, bind, end, gpu, launch
+        door, comm = ctypes.CDLL({str(door)!r}), ctypes.c_void_p()
+        binder = Binder(gpu, bind, launch, end, end, end)
+        door.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+        door.blinkmpi_door_serve(ctypes.byref(binder))
+        print(door.ncclCommInitRank(ctypes.byref(comm), 2, UniqueId(b"x"), 0))
+    """
+    words, env = [sys.executable, "-c", code], {**os.environ, "BLINKMPI_NCCL_LIBRARY": ""}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=ROOT, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert "NCCL has no pncclCommInitRank that can be found" in done.stderr
+
+
 def test_a_page_of_a_process_that_died_in_nccls_init_is_removed_by_the_next_one(two: Ranks, folder: Path) -> None:
     before = pages()
     env = {**os.environ, "STUB_FOLDER": str(folder), "LD_PRELOAD": str(two.door), "STUB_DIES": "1"}
