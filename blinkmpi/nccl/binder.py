@@ -115,9 +115,8 @@ class KindStruct(ctypes.Structure):
 
 ADDRESS = ctypes.c_void_p
 IN_C = ("gpu", "launch", "abort", "wrong")  # which the door has itself
-BIND = ctypes.CFUNCTYPE(
-    ADDRESS, ctypes.POINTER(ADDRESS), ctypes.POINTER(GroupStruct), ctypes.POINTER(KindStruct), ADDRESS, ctypes.c_size_t
-)
+OPEN = ctypes.CFUNCTYPE(ADDRESS, ctypes.POINTER(GroupStruct), ADDRESS, ctypes.c_size_t)
+BIND = ctypes.CFUNCTYPE(ADDRESS, ADDRESS, ctypes.POINTER(KindStruct), ADDRESS, ctypes.c_size_t)
 CLOSE = ctypes.CFUNCTYPE(None, ADDRESS)
 
 
@@ -125,7 +124,8 @@ class BinderStruct(ctypes.Structure):
     """``door_binder_t`` of binder.h."""
 
     _fields_ = (
-        ("gpu", ADDRESS), ("bind", BIND), ("launch", ADDRESS), ("abort", ADDRESS), ("wrong", ADDRESS), ("close", CLOSE),
+        ("gpu", ADDRESS), ("open", OPEN), ("bind", BIND), ("launch", ADDRESS), ("abort", ADDRESS), ("wrong", ADDRESS),
+        ("close", CLOSE),
     )  # fmt: skip
 
 
@@ -151,12 +151,14 @@ class Binder:
     """
 
     def __init__(self, door: ctypes.CDLL, open_context: Callable[[Group], CudaContext], *, gpu: int = 0) -> None:
-        self._door, self._open = door, open_context
+        self._door, self._open_context = door, open_context
         self._contexts: dict[int, CudaContext] = {}  # by what the door knows it by: where its kernels' report lies
         self._records: dict[int, list[Record]] = {}
         self._event = ctypes.c_void_p()
         own = {name: ctypes.cast(getattr(door, f"blinkmpi_door_{name}"), ADDRESS).value for name in IN_C}
-        self._struct = BinderStruct(**own | {"bind": BIND(self._bind), "close": CLOSE(self._close)})
+        self._struct = BinderStruct(
+            **own | {"open": OPEN(self._open), "bind": BIND(self._bind), "close": CLOSE(self._close)}
+        )
         if gpu:
             self._struct.gpu = gpu
 
@@ -169,32 +171,32 @@ class Binder:
         if self._door.blinkmpi_door_serve(ctypes.byref(self._struct)):
             raise ArgumentError("the door has a binder; a process has one")
 
-    def _bind(self, known: Any, group: Any, kind: Any, reason: int, nbytes: int) -> int | None:
-        try:
-            if not known[0]:
-                known[0] = self._opened(group[0])
-            at, wanted = int(known[0]), kind[0]
-            numbers = (wanted.collective, wanted.type, wanted.op, wanted.root, wanted.size_class)
-            record = Record(self._contexts[at], Kind(*numbers), self._event.value or 0)
-        except Exception as error:  # whatever it is, this rank cannot make these calls; the door says why
-            text = f"{type(error).__name__}: {error}".encode()[: nbytes - 1]
-            ctypes.memmove(reason, text + b"\0", len(text) + 1)
-            return None
-        self._records[at].append(record)
-        return record.address
+    def _open(self, group: Any, reason: int, nbytes: int) -> int | None:
+        """Open a communicator's GPUs; by what the door knows it."""
+        return _told(reason, nbytes, lambda: self._opened(group[0]))
+
+    def _bind(self, at: int, kind: Any, reason: int, nbytes: int) -> int | None:
+        return _told(reason, nbytes, lambda: self._bound(at, kind[0]))
 
     def _opened(self, group: Any) -> int:
-        """Open a communicator's GPUs; by what the door knows it."""
         name = "".join(f"{getattr(group, f'name[{i}]'):016x}" for i in (0, 1))
         gpu = b"".join(getattr(group, f"gpu[{i}]").to_bytes(8, "little") for i in (0, 1))
         pids = tuple(getattr(group, f"pid[{rank}]") for rank in range(group.n))
-        context = self._open(Group(group.n, group.rank, name, gpu, pids))
+        context = self._open_context(Group(group.n, group.rank, name, gpu, pids))
         if not self._event:
             with context.gpu.entered():
                 self._event = context.gpu.event()
         at = context.transport.memory.report_at
         self._contexts[at], self._records[at] = context, []
         return at
+
+    def _bound(self, at: int, kind: Any) -> int:
+        numbers = (kind.collective, kind.type, kind.op, kind.root, kind.size_class)
+        context = self._contexts[at]
+        with context.gpu.entered():
+            record = Record(context, Kind(*numbers), self._event.value or 0)
+        self._records[at].append(record)
+        return record.address
 
     def _close(self, at: int) -> None:
         """Let the calls under way end, and give back what no peer looks at; the rest stays until the process ends."""
@@ -203,6 +205,16 @@ class Binder:
             context.gpu.runtime.deviceSynchronize()
             context.close(collectively=False)
         del self._records[at]
+
+
+def _told(reason: int, nbytes: int, work: Callable[[], int]) -> int | None:
+    """What some work gives. None if it fails in any way: this rank cannot make the calls, and the door says why."""
+    try:
+        return work()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".encode()[: nbytes - 1]
+        ctypes.memmove(reason, text + b"\0", len(text) + 1)
+        return None
 
 
 def _functions(driver: Any) -> Mapping[str, int]:

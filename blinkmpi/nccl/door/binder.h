@@ -26,10 +26,14 @@ typedef struct {
   /* The current GPU of this thread, in two words that no other GPU of the machine has; not 0: there is none. By a caller, so
    * without Python. */
   int (*gpu)(uint64_t *words);
-  /* Prepare a kind of call, for as long as the context is there; may take long. NULL and a reason of at most `bytes` bytes: this
-   * rank cannot make these calls. `context` is the communicator's, NULL at its first kind. By a thread of the door, which serves
-   * all communicators one after another. */
-  void *(*bind)(void **context, const door_group_t *group, const door_kind_t *kind, char *reason, size_t bytes);
+  /* Open a communicator together with the binders of its other ranks; may take long. Its context, or NULL and a reason of at most
+   * `bytes` bytes: then this rank makes none of its calls. By a thread of the door, which opens a process's communicators one
+   * after another in the order in which they were made. NCCL makes them in no order in which two processes wait for each other,
+   * so these do not either. */
+  void *(*open)(const door_group_t *group, char *reason, size_t bytes);
+  /* Prepare a kind of call, for as long as the context is there, without any other rank; may take long. NULL and a reason: this
+   * rank cannot make these calls. By the same thread. */
+  void *(*bind)(void *context, const door_kind_t *kind, char *reason, size_t bytes);
   /* Put a call on its stream. By a caller, in the order of the numbers; neither waits for a peer nor asks Python. */
   int (*launch)(void *record, const door_call_t *call);
   /* The communicator is aborted: what waits on the GPU ends. By a caller, perhaps while another one launches; without Python. */

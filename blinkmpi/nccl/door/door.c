@@ -39,7 +39,8 @@ typedef struct member {
   uint64_t name[2], splits;
   int failed; /* what its launches have said, from the first that failed on */
   int users;  /* under the table's lock: the table, and whoever is at it */
-  void *context;
+  int opened; /* whether the binder was asked */
+  void *context; /* NULL before, and if it cannot */
   struct member *next; /* of those that wait to be closed */
 } member_t;
 
@@ -68,7 +69,8 @@ typedef struct { /* a communicator that is made in a group: it is looked at behi
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER; /* for the threads of the door */
 static int work_to_agree, work_to_bind;
-static member_t *table[COMMS], *closing;
+static member_t *table[COMMS], *closing; /* the table is in the order in which they were made */
+static int members;
 static const char *last_words; /* of the newest error that was ours */
 static const door_binder_t *binder;
 static rules_t rules;
@@ -89,8 +91,8 @@ static member_t *hold(comm_t handle) {
   member_t *found = NULL;
   if (forked) return NULL;
   pthread_mutex_lock(&table_lock);
-  for (int i = 0; i < COMMS && !found; i++)
-    if (table[i] && table[i]->handle == handle) found = table[i];
+  for (int i = 0; i < members && !found; i++)
+    if (table[i]->handle == handle) found = table[i];
   if (found) found->users++;
   pthread_mutex_unlock(&table_lock);
   return found;
@@ -122,8 +124,11 @@ static void forget(comm_t handle, int aborts) {
   member_t *found = NULL;
   if (forked || inside || !handle) return;
   pthread_mutex_lock(&table_lock);
-  for (int i = 0; i < COMMS && !found; i++)
-    if (table[i] && table[i]->handle == handle) found = table[i], table[i] = NULL;
+  for (int i = 0; i < members; i++) {
+    if (table[i]->handle == handle) found = table[i];
+    else if (found) table[i - 1] = table[i];
+  }
+  members -= !!found;
   pthread_mutex_unlock(&table_lock);
   if (!found) return;
   leave(&found->agreement);
@@ -134,21 +139,19 @@ static void forget(comm_t handle, int aborts) {
 
 /* Put a communicator into the table; 0 if there is no room. */
 static int enter(member_t *m) {
-  int at = 0;
   forget(m->handle, 0); /* of an earlier one, which NCCL has freed without our seeing it */
   pthread_mutex_lock(&table_lock);
-  while (at < COMMS && table[at]) at++;
-  if (at < COMMS) table[at] = m;
+  const int room = members < COMMS;
+  if (room) table[members++] = m, work_to_bind = 1;
+  pthread_cond_broadcast(&work);
   pthread_mutex_unlock(&table_lock);
-  return at < COMMS;
+  return room;
 }
 
 /* All communicators, each held. */
 static int hold_all(member_t **found) {
-  int n = 0;
-  for (int i = 0; i < COMMS; i++)
-    if (table[i]) found[n++] = table[i], table[i]->users++;
-  return n;
+  for (int i = 0; i < members; i++) found[i] = table[i], table[i]->users++;
+  return members;
 }
 
 /* ---- the door's own threads */
@@ -196,17 +199,24 @@ static void *agree_always(void *unused) {
   return unused;
 }
 
-/* Let the binder prepare a kind, and say so to the other ranks. */
-static void bind_kind(member_t *m, int number, const kind_t *kind) {
+/* Let the binder open a communicator; the lock is not held, and nobody else does so. */
+static void open_member(member_t *m) {
   char reason[REASON] = "";
   const slot_t *const own = slot_of(&m->agreement, m->agreement.rank);
   door_group_t group = {m->agreement.n, m->agreement.rank, {m->name[0], m->name[1]}, {own->gpu[0], own->gpu[1]}, {0}};
   for (int r = 0; r < m->agreement.n; r++) group.pid[r] = (int64_t)slot_of(&m->agreement, r)->pid;
-  const door_kind_t wanted = {kind->collective, kind->type, kind->op, kind->root, kind->size_class};
-  void *context = m->context;
-  void *const record = binder->bind(&context, &group, &wanted, reason, sizeof reason);
+  void *const context = binder->open(&group, reason, sizeof reason);
+  if (!context) say("a communicator's calls stay NCCL's", reason);
+  m->opened = 1;
   __atomic_store_n(&m->context, context, __ATOMIC_RELEASE);
-  if (!record) say("calls of a kind stay NCCL's", reason);
+}
+
+/* Let the binder prepare a kind, and say so to the other ranks. */
+static void bind_kind(member_t *m, int number, const kind_t *kind) {
+  char reason[REASON] = "";
+  const door_kind_t wanted = {kind->collective, kind->type, kind->op, kind->root, kind->size_class};
+  void *const record = m->context ? binder->bind(m->context, &wanted, reason, sizeof reason) : NULL;
+  if (!record && m->context) say("calls of a kind stay NCCL's", reason);
   bound(&m->agreement, number, record);
 }
 
@@ -223,6 +233,7 @@ static void *bind_always(void *unused) {
     close_all(ended);
     for (int i = 0; i < n; i++) {
       kind_t kind;
+      if (!held[i]->opened) open_member(held[i]);
       for (int k; (k = asked(&held[i]->agreement, &kind)) >= 0;) bind_kind(held[i], k, &kind);
       release(held[i]);
     }

@@ -21,9 +21,14 @@ static unsigned pace; /* this rank's own */
 
 static int gpu(uint64_t *words) { return words[0] = getenv("SAME_GPU") ? 1 : (uint64_t)getpid(), words[1] = 0, getenv("NO_GPU") != NULL; }
 
-static void *bind(void **context, const door_group_t *group, const door_kind_t *kind, char *reason, size_t bytes) {
-  if (!*context) *context = calloc(1, sizeof(int));
-  if (getenv("REPORTS")) *(int *)*context = atoi(getenv("REPORTS"));
+static void *open_group(const door_group_t *group, char *reason, size_t bytes) {
+  if (getenv("CLOSED") || group->pid[group->rank] != getpid()) return snprintf(reason, bytes, "a test wants it so"), NULL;
+  int *const context = calloc(1, sizeof *context);
+  return *context = getenv("REPORTS") ? atoi(getenv("REPORTS")) : 0, context;
+}
+
+static void *bind(void *context, const door_kind_t *kind, char *reason, size_t bytes) {
+  (void)context;
   usleep((useconds_t)(rand_r(&pace) % 3000));
   if (getenv("CANNOT") && atoi(getenv("CANNOT")) == kind->collective) return snprintf(reason, bytes, "a test wants it so"), NULL;
   door_kind_t *const record = malloc(sizeof *record);
@@ -42,7 +47,7 @@ static void on_abort(void *context) { (void)context, stub_write('A', 0, 0, 0); }
 
 static void on_close(void *context) { free(context); }
 
-static const door_binder_t own = {gpu, bind, launch, on_abort, wrong, on_close};
+static const door_binder_t own = {gpu, open_group, bind, launch, on_abort, wrong, on_close};
 
 /* ---- the program */
 

@@ -7,8 +7,10 @@ import time
 
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_size_t
 GPU = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
-BIND = ctypes.CFUNCTYPE(POINTER, POINTER, POINTER, POINTER, POINTER, SIZE)
+OPEN = ctypes.CFUNCTYPE(POINTER, POINTER, POINTER, SIZE)
+BIND = ctypes.CFUNCTYPE(POINTER, POINTER, POINTER, POINTER, SIZE)
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, POINTER, POINTER)
+WRONG = ctypes.CFUNCTYPE(ctypes.c_int, POINTER)
 END = ctypes.CFUNCTYPE(None, POINTER)
 
 
@@ -20,7 +22,8 @@ class Binder(ctypes.Structure):
     """``door_binder_t`` of binder.h."""
 
     _fields_ = (
-        ("gpu", GPU), ("bind", BIND), ("launch", LAUNCH), ("abort", END), ("wrong", END), ("close", END),
+        ("gpu", GPU), ("open", OPEN), ("bind", BIND), ("launch", LAUNCH), ("abort", END), ("wrong", WRONG),
+        ("close", END),
     )  # fmt: skip
 
 
@@ -35,6 +38,7 @@ class Call(ctypes.Structure):
     )
 
 
+report, closed = ctypes.c_int64(), list[int]()
 bound: list[int] = []
 launched: list[tuple[int, int]] = []
 
@@ -45,8 +49,13 @@ def gpu(words):  # type: ignore[no-untyped-def]
     return 0
 
 
+@OPEN
+def opened(group, reason, nbytes):  # type: ignore[no-untyped-def]
+    return ctypes.addressof(report)
+
+
 @BIND
-def bind(context, group, kind, reason, nbytes):  # type: ignore[no-untyped-def]
+def bind(context, kind, reason, nbytes):  # type: ignore[no-untyped-def]
     bound.append(kind)
     return 1
 
@@ -58,14 +67,19 @@ def launch(record, call):  # type: ignore[no-untyped-def]
     return 0
 
 
+@WRONG
+def wrong(context):  # type: ignore[no-untyped-def]
+    return 0
+
+
 @END
 def end(context):  # type: ignore[no-untyped-def]
-    raise AssertionError("there is no context")
+    closed.append(context)
 
 
 def main(path: str, name: str, n: int, rank: int) -> None:
     door, comm = ctypes.CDLL(path), ctypes.c_void_p()
-    binder = Binder(gpu, bind, launch, end, end, end)
+    binder = Binder(gpu, opened, bind, launch, end, wrong, end)
     door.ncclCommInitRank.argtypes = [POINTER, ctypes.c_int, UniqueId, ctypes.c_int]
     assert door.blinkmpi_door_serve(ctypes.byref(binder)) == 0
     assert door.ncclCommInitRank(ctypes.byref(comm), n, UniqueId(name.encode()), rank) == 0

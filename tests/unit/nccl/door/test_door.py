@@ -124,6 +124,12 @@ def test_a_kind_that_one_rank_cannot_make_stays_nccls(two: Ranks) -> None:
     assert two.errors == ["", "blinkmpi: calls of a kind stay NCCL's: a test wants it so\n"]
 
 
+def test_a_communicator_that_one_rank_cannot_open_stays_nccls(two: Ranks) -> None:
+    told = two.run("plain", env={1: {"CLOSED": "1"}})
+    assert [who(output) for output in told] == ["N" * 100] * 2
+    assert two.errors == ["", "blinkmpi: a communicator's calls stay NCCL's: a test wants it so\n"]
+
+
 STAYS = "blinkmpi: a communicator stays NCCL's (others may, too): "
 ABSENT = "not every rank is a process of this machine that meets this library and lets it make calls\n"
 
@@ -246,9 +252,9 @@ def test_nccl_refuses_to_make_a_communicator(two: Ranks) -> None:
 def test_a_program_without_nccl_leaves_no_page(door: Path) -> None:
     code = f"""if True:
         import ctypes
-        from tests.unit.nccl.door.python_client import Binder, UniqueId, bind, end, gpu, launch
+        from tests.unit.nccl.door.python_client import Binder, UniqueId, bind, end, gpu, launch, opened, wrong
         door, comm = ctypes.CDLL({str(door)!r}), ctypes.c_void_p()
-        binder = Binder(gpu, bind, launch, end, end, end)
+        binder = Binder(gpu, opened, bind, launch, end, wrong, end)
         door.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
         door.blinkmpi_door_serve(ctypes.byref(binder))
         print(door.ncclCommInitRank(ctypes.byref(comm), 2, UniqueId(b"x"), 0))
