@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 DOOR = ROOT / "blinkmpi" / "nccl" / "door"
 NCCLS, OURS = 0, 4
 KINDS = 5
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 60))]
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 
 
@@ -81,7 +82,7 @@ def wanted(seed: int, calls: int) -> list[tuple[int, bool]]:
     return [(drawn.choice([-1, *range(KINDS)]), drawn.random() < 0.9) for _ in range(calls)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_each_call_is_decided_alike_whatever_turns_the_ranks_take(code: ctypes.CDLL, seed: int) -> None:
     drawn, program = random.Random(seed), wanted(seed, 400)
     n = drawn.randint(2, 4)
@@ -114,7 +115,7 @@ def test_each_call_is_decided_alike_whatever_turns_the_ranks_take(code: ctypes.C
             assert made == ({0} if kind == cannot else {1})
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("how", ["die", "leave_world"])
 def test_a_rank_that_goes_at_any_moment_leaves_nobody_waiting(code: ctypes.CDLL, how: str, seed: int) -> None:
     drawn, program = random.Random(seed), wanted(seed, 200)

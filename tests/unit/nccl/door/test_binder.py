@@ -73,7 +73,7 @@ def forced(context: Any, protocol: str) -> Any:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("n", [2, 3, 4, 8])
+@pytest.mark.parametrize("n", [2, 4, pytest.param(3, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
 def test_c_makes_the_arguments_and_the_grid_that_python_makes(
     door: ctypes.CDLL, driver: FakeDriver, n: int, protocol: str
 ) -> None:
