@@ -27,7 +27,7 @@ from tests.harness import ROOT, run_command
 from tests.tree import PACKAGE, sources
 from tests.unit.project.test_house import checkout, metadata
 
-NOT_IN_AN_ARCHIVE = ("benchmarks/", ".ci/", ".gitignore")
+NOT_IN_AN_ARCHIVE = (".ci/", ".gitignore")
 MADE = {"PKG-INFO", "setup.cfg"}  # by setuptools; and the folder below
 EGG_INFO = "blinkmpi.egg-info/"
 BUILD = "import sys, setuptools.build_meta as m; getattr(m, sys.argv[1])(sys.argv[2])"
