@@ -1,6 +1,6 @@
 """A Sphinx extension: what the pages have as a site and not as Markdown.
 
-- A page that no toctree names comes at the end of the one of ``internals.md``.
+- A page that no toctree names comes at the end of the one of ``understand.md``.
 - Links to pages outside of ``docs/`` lead to their copies on the site (``OUTSIDE``).
 - Links whose text is the name of a page's file, as is usual on GitHub, have the page's title instead.
 - Tables of many columns are set smaller (``wide`` in ``site.css``).
@@ -41,7 +41,7 @@ OUTSIDE = {
     "../benchmarks/README.md": "benchmarks.md",
 }
 PICTURES_ALONE = ("performance",)
-LAST = "internals"  # has the pages that no list names
+LAST = "understand"  # has the pages that no list names
 MANY_COLUMNS = 9
 FILE_LINK = re.compile(r"\[\w+\.md\](?=\((\w+\.md)[#)])")
 TOCTREE = re.compile(r"^```{toctree}\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -4,7 +4,7 @@ The files of calls between GPUs were measured several times, with other protocol
 collects, for each collective, type and size, the least time of each protocol and scheme that was measured, in graphs
 and out of place, and judges two choices: of what was measured, that with the least prediction
 (``planning/gpus/kernel_times.py``), and what the selection table takes. Writes ``results/choice-gpu.json``; ``--page``
-writes the table of docs/certainty.md from it.
+prints its table.
 """
 
 import argparse

@@ -224,7 +224,7 @@ def test_arguments_of_the_communicator_are_all_documented() -> None:
 
 
 def test_the_limits_of_the_selection_table_are_documented() -> None:
-    rows = table("docs/design.md", "collective | without cma to MPI below, 2 ranks")
+    rows = table("docs/selection.md", "collective | without cma to MPI below, 2 ranks")
     floors = [default_table(kind, n) for kind, n in (("no_cma", 2), ("no_cma", 8), ("nodes", 4))]  # type: ignore[arg-type]
     wanted = [{r.collective: size_text(r.min_bytes) for r in one.rules if not r.scheme} for one in floors]
     assert {c: tuple(sizes) for c, *sizes in rows} == {c: tuple(one[c] for one in wanted) for c in wanted[0]}  # type: ignore[index]
@@ -233,7 +233,7 @@ def test_the_limits_of_the_selection_table_are_documented() -> None:
         chunk = "" if row.chunk_bytes == SLOTS[0] else f" ({size_text(row.chunk_bytes)})"
         return row.protocol + chunk + (f" from {size_text(row.min_bytes)}" if row.min_bytes else "")
 
-    rows = table("docs/design.md", "collective | 2 ranks | more ranks")
+    rows = table("docs/selection.md", "collective | 2 ranks | more ranks")
     collectives = dict.fromkeys(row.collective for row in default_table("memory", 2).rules)
     assert {c: tuple(cells) for c, *cells in rows} == {
         c: tuple(", ".join(map(words, rows_of("memory", n, c))) for n in (2, 8)) for c in collectives
