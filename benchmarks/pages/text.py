@@ -6,7 +6,7 @@ EMPTY = """
 No results yet: there is no file in `benchmarks/results/`. To make one, on a quiet machine:
 
     mpirun -np 4 blinkmpi bench all_reduce -b 64K -e 256M -f 4 --compare mpi -J benchmarks/results/all_reduce-np4.json
-    python benchmarks/report.py
+    make docs
 """
 
 LEGEND = """
