@@ -27,6 +27,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add("--drop-link", action="append", default=[], metavar="A-B", help="without the links of a pair")
     add("--scale", action="append", default=[], metavar="KIND=F", help="links of a kind at this factor")
     add("--rate", action="append", default=[], metavar="KIND=GB/s", help="one link of a kind, each way: nvlink=50")
+    add("--sharp", metavar="KINDS", help="these switches reduce and multicast: nvswitch, nvswitch,net or none")
     add("--switch", action="store_true", help="NV# of a text of nvidia-smi leads to a switch, not to each GPU")
     add("--json", action="store_true", help="print JSON")
 
@@ -73,7 +74,7 @@ def named(spec: str, rates: Mapping[str, int], *, switch: bool = False) -> Topol
 
 def changed(args: argparse.Namespace, topology: Topology) -> Topology:
     """The part of a machine, and at the rates, that the flags say."""
-    return modify(topology, gpus=args.gpus, drop_link=args.drop_link, scale=args.scale)
+    return modify(topology, gpus=args.gpus, drop_link=args.drop_link, scale=args.scale, sharp=args.sharp)
 
 
 def world(args: argparse.Namespace) -> Any:

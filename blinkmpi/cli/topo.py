@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
     from ..util.cache_folder import cache_dir, keep
     from .live import gathered
 
-    for flag in ("gpus", "drop_link", "scale", "rate", "switch", "on", "plot", "diff"):
+    for flag in ("gpus", "drop_link", "scale", "rate", "sharp", "switch", "on", "plot", "diff"):
         if getattr(args, flag):
             name = "--" + flag.replace("_", "-")
             raise ArgumentError(f"--measure measures the machine as it is; leave out {name}, or write the machine "
