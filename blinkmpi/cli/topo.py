@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from ..errors import ArgumentError
+from ..planning.in_switch import allreduce_bounds
 from ..topology.importers import load, on_gpus_of
 from ..topology.model import Topology
 from ..util.progress import StderrBar
@@ -64,6 +65,10 @@ def topo(args: argparse.Namespace, topology: Topology) -> int:
         from ..topology.show import render
 
         show(render(topology))
+        if topology.sharp:
+            from . import show as cli_show
+
+            show(cli_show.facts("An allreduce on these links", allreduce_bounds(topology)))
     return 0
 
 

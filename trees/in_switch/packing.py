@@ -20,7 +20,7 @@ import numpy as np
 
 from ...errors import NoPackingError
 from ...topology.model import Topology
-from ..answer import check_call
+from ..answer import SHARP, check_call
 from ..bounds.certify import certify, partition_certificate
 from ..bounds.prices import FAR
 from ..deadline import NEVER, Deadline
@@ -31,7 +31,6 @@ from ..tree import Certificate, Edge, Packing, Tree, depth_of, trivial
 from .joined import Joined, SharpGraph
 from .verify import cost_of_cheapest, verify_in_switch
 
-SCHEME = "sharp"
 MOST_RANKS = 256
 WARM_TREES, ROUNDS = 48, 200
 CLOSE = 1e-9  # to the bound, where a search in floats ends
@@ -82,9 +81,9 @@ def _packing(f: Fabric, trees: tuple[Tree, ...], proof: Certificate) -> Packing:
     rate = sum((tree.weight for tree in trees), Fraction(0))
     part = "meets the bound" if rate == proof.bound else f"{float(rate / proof.bound):.2%} of the bound"
     count = len({e.dst for tree in trees for e in tree.edges if e.dst >= f.n})
-    why = f"{SCHEME}: sums in {count} switch{'es' * (count != 1)}; {part}; not executed here"
+    why = f"{SHARP}: sums in {count} switch{'es' * (count != 1)}; {part}; not executed here"
     return Packing(
-        collective="allreduce", root=-1, n=f.n, scheme=SCHEME, links="+".join(f.kinds), trees=trees, rate=rate,
+        collective="allreduce", root=-1, n=f.n, scheme=SHARP, links="+".join(f.kinds), trees=trees, rate=rate,
         bound=proof.bound, certificate=proof, reason=why,
     )  # fmt: skip
 
