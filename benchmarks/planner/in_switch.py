@@ -56,7 +56,7 @@ def table(found: dict[str, Any]) -> str:
     """A line for each figure."""
     names = "machine", "GPUs", "NCCL", "with sums", "ours", "with sums", "ours at NCCL's rate", "with sums", "source"
     lines = [
-        f"Code: {(found['commit'] or 'unknown')[:12]}. Vectors of {found['nbytes'] >> 30} GiB; bus bandwidths in GB/s.\n",
+        f"Code: {(found['commit'] or 'unknown')[:12]}. {found['nbytes'] >> 30} GiB; bus bandwidths in GB/s.\n",
         f"| {' | '.join(names)} |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
