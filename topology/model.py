@@ -204,7 +204,7 @@ class Topology(Document, frozen=True, dict=True):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits over what plans of jobs depend on: kinds, nodes and links; not names, uuids or ``sharp``."""
+        """16 hex digits over what plans of jobs depend on, which is kinds, nodes and links; not names or ``sharp``."""
         facts = (
             [(d.kind, d.node, d.index) for d in self.devices],
             [(s.kind, s.node) for s in self.switches],

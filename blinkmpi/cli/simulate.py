@@ -110,9 +110,10 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
         result = "nothing to compare"
     busiest = sorted(cost.busy, key=lambda row: (-row[3], row[:2]))
     rows = [(link_text(topology, s, d, k), t / cost.seconds) for s, d, k, t in busiest[:BUSIEST]]
+    how = ", not executed here" if args.in_switch else ""
     facts = {
         "call": f"{call.collective} of {size_text(call.nbytes)}, {call.dtype} {call.op}".rstrip(),
-        "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {scheme}" + ", not executed here" * args.in_switch,
+        "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {scheme}{how}",
         "result": result,
         "predicted": time_text(cost.seconds) if cost.seconds else "nothing travels",
         "algbw": f"{cost.algbw:.4g} GB/s"

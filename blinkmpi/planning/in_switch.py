@@ -5,13 +5,13 @@ For people: the bound, and what a packing of :mod:`..trees.in_switch` reaches. N
 
 from typing import NamedTuple
 
-from ..errors import ArgumentError, TopologyError
+from ..errors import ArgumentError, NoPackingError, TopologyError
 from ..topology.model import Topology
 from ..trees.answer import SHARP
 from ..trees.bounds.certify import certify
 from ..trees.deadline import NEVER
 from ..trees.graph.fabric import choose_links, fabric
-from ..trees.in_switch.packing import MOST_RANKS, bound_in_switch, pack_in_switch
+from ..trees.in_switch.packing import bound_in_switch, pack_in_switch
 from ..trees.tree import Certificate, Packing
 
 SECONDS = 1.0  # of CPU time for a bound; any cut that is found by then is one
@@ -19,17 +19,19 @@ NOT_RUN = "with sums in the switches (SHARP), not executed here"
 
 
 class InSwitch(NamedTuple):
-    """The bound of an AllReduce with sums in the switches, and a packing if one was asked for and found in time."""
+    """The bound of an AllReduce with sums in the switches, and a packing if one was asked for, or why there is none."""
 
     bound: Certificate
     packing: Packing | None = None
+    why: str = ""
 
     @property
     def text(self) -> str:
         """One line: rate if there is a packing, bound, and why."""
         p = self.packing
         if p is None:
-            return f"at most {float(self.bound.bound / 1000):.4g} GB/s {NOT_RUN}: {self.bound.text}"
+            missing = f" (not packed: {self.why})" if self.why else ""
+            return f"at most {float(self.bound.bound / 1000):.4g} GB/s {NOT_RUN}{missing}: {self.bound.text}"
         part = "equal to" if p.optimal else f"{float(p.rate / p.bound):.1%} of"
         return f"{float(p.rate / 1000):.4g} GB/s over {p.links}, {part} its bound, {NOT_RUN}: {p.certificate.text}"
 
@@ -46,14 +48,19 @@ def beside(packing: Packing, topology: Topology, *, packed: bool) -> InSwitch | 
     """What sums in the switches would give in place of a packing; None where no switch makes any.
 
     Args:
-        packed: pack it, too, in a second at most, if the ranks are not too many.
+        packed: pack it, too, in a second at most.
     """
     if not sums_in_switches(packing, topology):
         return None
-    if packed and packing.n <= MOST_RANKS:
-        found = pack_in_switch(topology, seconds=SECONDS)
-        return InSwitch(found.certificate, found)
-    return InSwitch(bound_in_switch(fabric(topology, packing.links.split("+")), NEVER.within(SECONDS)))
+    why = ""
+    if packed:
+        try:
+            found = pack_in_switch(topology, seconds=SECONDS)
+        except NoPackingError as error:
+            why = error.why
+        else:
+            return InSwitch(found.certificate, found)
+    return InSwitch(bound_in_switch(fabric(topology, packing.links.split("+")), NEVER.within(SECONDS)), why=why)
 
 
 def packing_in_switch(topology: Topology, collective: str, seconds: float | None) -> Packing:
@@ -63,8 +70,8 @@ def packing_in_switch(topology: Topology, collective: str, seconds: float | None
         ArgumentError: for another collective, or a machine without such switches.
     """
     if collective != "allreduce":
-        raise ArgumentError(f"sums in the switches are for allreduce, not {collective}: the others are bounded by cuts, "
-                            "which trees of copies reach; leave it out")  # fmt: skip
+        raise ArgumentError(f"sums in the switches are for allreduce, not {collective}: the others are bounded by "
+                            "cuts, which trees of copies reach; leave it out")  # fmt: skip
     return pack_in_switch(topology, seconds=seconds)
 
 

@@ -52,18 +52,20 @@ def pack_in_switch(topology: Topology, *, seconds: float | None = None, deadline
         else for all such trees.
 
     Raises:
-        NoPackingError: where no switch of the links that are used folds and copies, or for too many ranks.
+        NoPackingError: where no switch of the links that are used folds and copies, for too many ranks, or where links
+            that lead both ways do not join them; ``why`` says which.
         TopologyError: if no links join the ranks.
     """
     check_call(topology, "allreduce", 0)
     f = choose_links(topology, "allreduce", 0)
     sharp = tuple(v for v in topology.sharp if v in f.vertices)
-    where = f"allreduce on {topology.name} with sums in switches"
     if not sharp:
-        raise NoPackingError(f"{where}: no switch on its {'+'.join(f.kinds)} links reduces and multicasts; say which "
-                             "do (--sharp nvswitch, net), or take method auto")  # fmt: skip
+        raise _nothing(topology, f"no switch on its {'+'.join(f.kinds)} links reduces and multicasts",
+                       "say which do (--sharp nvswitch, net), or take method auto")  # fmt: skip
     if f.n > MOST_RANKS:
-        raise NoPackingError(f"{where}: {f.n} ranks; expected at most {MOST_RANKS}, take fewer")
+        raise _nothing(topology, f"{f.n} ranks; expected at most {MOST_RANKS}", "take fewer")
+    if not f.two_way.serves("allreduce", 0):
+        raise _nothing(topology, "links that lead both ways do not join all ranks", "add the missing links")
     until = deadline.within(seconds)
     proof = bound_in_switch(f, until)
     graph = SharpGraph(f.two_way, sharp)
@@ -75,6 +77,12 @@ def pack_in_switch(topology: Topology, *, seconds: float | None = None, deadline
         priced = _priced(f, graph, prices) if f.even and graph.exact else []
         proof = min([proof, *_between_nodes(f, sharp), *priced], key=lambda c: c.bound)
     return verify_in_switch(_packing(f, trees, proof), topology)
+
+
+def _nothing(t: Topology, why: str, remedy: str) -> NoPackingError:
+    error = NoPackingError(f"allreduce on {t.name} with sums in switches: {why}; {remedy}")
+    error.why = why
+    return error
 
 
 def _packing(f: Fabric, trees: tuple[Tree, ...], proof: Certificate) -> Packing:
@@ -95,8 +103,8 @@ def bound_in_switch(f: Fabric, deadline: Deadline = NEVER) -> Certificate:
     """
     if f.n == 1:
         return trivial("one rank")
-    away, into = certify(f, "broadcast", 0, deadline), certify(f, "reduce", 0, deadline)
-    least = min(away, into, key=lambda c: c.capacity_mbps)
+    ways = ["broadcast"] if f.even else ["broadcast", "reduce"]
+    least = min((certify(f, way, 0, deadline) for way in ways), key=lambda c: c.capacity_mbps)
     return Certificate("cut", least.parts, least.capacity_mbps, Fraction(1), f"{least.text}, whoever folds and copies")
 
 

@@ -50,6 +50,14 @@ def test_a_plan_says_beside_its_own_rate_what_the_switches_could_do(blink: Any, 
     assert "in the switches" not in blink(f"plan b200 --sharp none {flags}")[1].lower()
 
 
+def test_of_too_many_ranks_the_bound_alone_is_said_with_the_reason(blink: Any) -> None:
+    code, out, err = blink("plan hgx-h100:33 --collective allreduce")
+    assert (code, err) == (0, "")
+    assert (
+        "at most 400 GB/s with sums in the switches (SHARP), not executed here (not packed: 264 ranks; expected" in out
+    )
+
+
 def test_the_report_has_both_and_says_that_one_is_not_executed(blink: Any) -> None:
     found = json.loads(blink("plan hgx-h100:4 --sharp nvswitch,net --collective allreduce --json")[1])
     beside = found["allreduce_in_switches"]

@@ -192,6 +192,17 @@ def test_too_many_ranks_are_refused_with_the_most() -> None:
         pack_in_switch(machine("hgx-h100:33"))
 
 
+def test_links_that_lead_one_way_are_refused() -> None:
+    """A ring of one-way links joins the ranks, but no tree can be used both ways."""
+    ends = [(0, 3), (3, 1), (1, 2), (2, 0)]
+    links = tuple(Link(u, v, "nvlink", 1, GB) for u, v in ends)
+    t = Topology("ring", tuple(Device("gpu", 0, i) for i in range(3)), (Switch("nvswitch", 0, "", True),), links)
+    with pytest.raises(NoPackingError, match="links that lead both ways do not join all ranks") as caught:
+        pack_in_switch(t.check())
+    assert caught.value.why == "links that lead both ways do not join all ranks"
+    assert bound_in_switch(choose_links(t, "allreduce", 0)).bound == GB
+
+
 def test_one_rank_alone_moves_nothing() -> None:
     switch = (Switch("nvswitch", 0, "", True),)
     links = (Link(0, 1, "nvlink", 1, GB), Link(1, 0, "nvlink", 1, GB))
