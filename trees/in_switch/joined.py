@@ -20,7 +20,7 @@ from ..bounds.prices import FAR, CheapestPaths
 from ..graph.arborescence import Costs
 from ..graph.fabric import Arc, Fabric, Path
 
-MOST_CHOICES = 6  # switches, of which all sets are tried
+MOST_CHOICES = 8  # switches, of which all sets are tried
 
 
 class Joined(NamedTuple):

@@ -19,6 +19,8 @@ from blinkmpi.trees.graph.fabric import choose_links
 from blinkmpi.trees.in_switch.packing import bound_in_switch, pack_in_switch
 from blinkmpi.trees.in_switch.verify import verify_in_switch
 from blinkmpi.trees.tree import Certificate, Packing
+from tests.unit.trees.networks import dragonfly
+from tests.unit.trees.tiers import fat_tree, leaf_spine
 
 Arc = tuple[int, int]
 GB = 1000
@@ -167,6 +169,19 @@ def test_machines_reach_their_bound(name: str, sharp: str | None, rate: Fraction
     """Links are loaded once each way by every byte, where trees of copies load them 2 (n - 1) / n times."""
     found = pack_in_switch(modify(machine(name), sharp=sharp))
     assert found.rate == found.bound == rate * GB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("t", "rate"), [
+    (fat_tree(2, 2, 2, 4).done(), 200), (fat_tree(2, 2, 2, 4, over=4).done(), 100),
+    (leaf_spine([8] * 8, 4, 4, 400_000)[0].done(), 400), (dragonfly(5, 4, 2), 50),
+], ids=["fat tree", "oversubscribed fat tree", "leaves and spines", "dragonfly"])  # fmt: skip
+def test_networks_that_make_sums_reach_what_leaves_a_box(t: Topology, rate: int) -> None:
+    kinds = sorted({s.kind for s in t.switches})
+    found = pack_in_switch(modify(t, sharp=",".join(kinds)))
+    assert found.rate == found.bound == rate * GB
+    assert found.certificate.kind == "cut"
+    assert found.rate > pack(t, "allreduce").bound
 
 
 def test_without_sums_in_the_switch_the_same_box_has_four_sevenths_of_the_rate() -> None:
