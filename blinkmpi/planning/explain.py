@@ -188,8 +188,10 @@ def explanation(
         raise PlanError(f"the plan for {plan.machine} chooses {rule.scheme!r} for {call.collective} but has no packing "
                         f"for root {call.root}; plan again")  # fmt: skip
     others = tuple(sorted(priced.values(), key=lambda o: (o.seconds, o.scheme)))
-    first = plan.schemes(call.collective, call.root)[:1]
-    in_switch = beside(plan.packing(call.collective, call.root, first[0]), topology, packed=False) if first else None
+    in_switch = None
+    if call.collective == "allreduce" and topology.sharp:
+        first = plan.schemes(call.collective, call.root)[0]
+        in_switch = beside(plan.packing(call.collective, call.root, first), topology, packed=False)
     if call.widened and plan.wire == "operand":
         live = ("wire: partial results are rounded to the call's type on each hop (wire=operand)", *live)
     return Explanation(

@@ -23,9 +23,9 @@ CUBE_PAIRS = {(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 5), (2, 3), (2
 STEPS = 32
 GRID, BOW = 2.0, 0.8  # between the vertices of a torus; how far the links around it keep from the others of their row
 ASIDE = 0.55  # how far a grid is moved, so that links to the same place of the next one do not run along a row
-FEW = 16  # devices
-SWITCH = 1.25  # the radius of a switch in that of a device; HUB: of one with room around it
-HUB, ROOM = 2.2, 0.36  # ROOM: the part of the way to the nearest neighbour that a radius may take
+FEW = 16  # devices, up to which switches are hardly larger than these
+SWITCH, HUB = 1.25, 2.2  # the radius of a switch in that of a device, among few devices and among more
+ROOM = 0.36  # the part of the way to the nearest neighbour that a radius may take at most
 
 
 class Position(NamedTuple):
@@ -298,13 +298,11 @@ def _network(f: Fabric, switches: list[int], radius: float) -> tuple[list[Points
             home[t.n + j] = t.nodes.index(s.node)
     boxes = {v: sorted({home[u] for u in f.neighbours[v] if u in home}) for v in switches}
     if all(boxes.values()) and len({box for some in boxes.values() for box in some}) == sum(map(len, boxes.values())):
-        return _outside(f, switches, boxes, radius)
+        return _outside(switches, boxes, radius)
     return _in_tiers(f, switches, boxes, radius)
 
 
-def _outside(
-    f: Fabric, switches: list[int], boxes: dict[int, list[int]], radius: float
-) -> tuple[list[Points], dict[int, Points]]:
+def _outside(switches: list[int], boxes: dict[int, list[int]], radius: float) -> tuple[list[Points], dict[int, Points]]:
     """Switches in a circle, each with its boxes behind it."""
     order = [box for v in switches for box in boxes[v]]
     slot = 2.3 * radius

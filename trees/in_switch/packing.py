@@ -217,8 +217,8 @@ class _Program:
 def _priced(f: Fabric, graph: SharpGraph, y: Floats) -> list[Certificate]:
     """The bounds that the program's prices give, where they fit 58 bits."""
     found: list[Certificate] = []
-    norm = np.zeros((1, len(y)), np.int64)
-    for prices in exact_prices(norm, norm, y, late=True):
+    none = np.zeros((1, len(y)), np.int64)  # no equations: any prices bound the rate, and rounded ones are tight enough
+    for prices in exact_prices(none, none, y, late=True):
         scale = lcm(*(price.denominator for price in prices))
         whole = {pair: int(price * scale) for pair, price in zip(graph.pairs, prices, strict=True) if price}
         arcs: dict[Arc, int] = {arc: price for (u, v), price in whole.items() for arc in ((u, v), (v, u))}

@@ -41,6 +41,11 @@ def test_parts_and_copies_of_a_machine_keep_what_their_switches_can_do() -> None
     assert len(probed.boxes(3).sharp) == 3
 
 
+@pytest.mark.parametrize("file", ["nccl-topo-h200x8.xml", "nvidia-smi-topo-m-h200x8.txt"])
+def test_machines_that_others_describe_have_it_by_the_generation_of_their_links(file: str) -> None:
+    assert len(load(str(DATA / file)).sharp) == 1
+
+
 def test_a_file_says_it_of_a_switch_and_older_files_read_as_before() -> None:
     t = machine("hgx-h100")
     assert Topology.from_json(t.to_json()) == t
