@@ -25,6 +25,7 @@ GRID, BOW = 2.0, 0.8  # between the vertices of a torus; how far the links aroun
 ASIDE = 0.55  # how far a grid is moved, so that links to the same place of the next one do not run along a row
 FEW = 16  # devices, up to which switches are hardly larger than these
 SWITCH, HUB = 1.25, 2.2  # the radius of a switch in that of a device, among few devices and among more
+APART = 2.5  # from box to box in a row, in half the width of one
 ROOM = 0.36  # the part of the way to the nearest neighbour that a radius may take at most
 
 
@@ -46,7 +47,7 @@ def places(f: Fabric) -> list[Position]:
     centres, around = _network(f, rest, radius) if len(rest) > 1 else (_centres(len(t.nodes), radius), {})
     for node, centre in zip(t.nodes, centres, strict=True):
         at |= {v: spot + centre for v, spot in locals_[node].items()}
-    at |= around or {v: np.mean(centres, axis=0) for v in rest}
+    at |= around or {v: _between(centres, radius) for v in rest}
     spots = np.array([at[v] for v in sorted(at)])
     span = float((spots.max(axis=0) - spots.min(axis=0)).max()) or 1.0
     room = dict(zip(sorted(at), ROOM * _gaps(spots), strict=True))
@@ -320,7 +321,7 @@ def _in_tiers(
     """Boxes in rows, over them the switches that join boxes, then those that join these, and so on."""
     count = len(f.topology.nodes)
     columns = count if count <= 8 else ceil(sqrt(2.5 * count))
-    apart = 2.5 * radius
+    apart = APART * radius
     width, across = apart * columns, apart * (columns - 1) / 2
     centres = [apart * np.array([i % columns, -(i // columns)]) - np.array([across, 0.0]) for i in range(count)]
     tier, left, spots = [v for v in switches if boxes[v]], set(switches), dict[int, Points]()
@@ -351,6 +352,13 @@ def _nearest(spots: Points) -> float:
     return float(_gaps(spots).min())
 
 
+def _between(centres: list[Points], radius: float) -> Points:
+    """The middle of some boxes; where one lies there, the corner between it and its neighbours."""
+    middle: Points = np.mean(centres, axis=0)
+    taken = len(centres) > 1 and min(float(np.hypot(*(centre - middle))) for centre in centres) < radius
+    return middle + taken * APART / 2 * radius
+
+
 def _centres(count: int, radius: float) -> list[Points]:
     """Boxes on a circle around the network while they are few, in rows otherwise."""
     if count == 1:
@@ -361,4 +369,4 @@ def _centres(count: int, radius: float) -> list[Points]:
         turns = [2 * pi * i / count - start for i in range(count)]
         return [far * np.array([sin(a), cos(a)]) for a in turns]
     columns = ceil(sqrt(count))
-    return [2.2 * radius * np.array([float(i % columns), -float(i // columns)]) for i in range(count)]
+    return [APART * radius * np.array([float(i % columns), -float(i // columns)]) for i in range(count)]

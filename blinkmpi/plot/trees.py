@@ -76,7 +76,9 @@ def packing_figure(packing: Packing, topology: Topology) -> Figure:
         weight = "" if packing.certificate.kind == "trivial" else f"  {float(tree.weight / 1000):.4g} GB/s"
         part = share_text(share) if packing.collective not in PER_RANK else f"block {tree.root}"
         part += f", {share_text(share)} of it" if packing.collective in PER_RANK and share != 1 else ""
-        small.set_title(f"{part}{weight}", fontsize=9 if cell > 1.2 else 7, color=paint[i], pad=2, weight="bold")
+        title = small.set_title(f"{part}{weight}", fontsize=9, color=paint[i], pad=2, weight="bold")
+        room = 0.96 * float(small.get_position(original=True).width) * figure.bbox.width
+        title.set_fontsize(min(9 if cell > 1.2 else 7, 9 * room / title.get_window_extent().width))
     _title(figure, packing, topology, len(drawn))
     return figure
 

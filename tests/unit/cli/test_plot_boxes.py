@@ -40,6 +40,7 @@ MACHINES: dict[str, Topology] = {
 }
 
 
+LEAST = 1.0  # pixels: the radius of a circle in the smallest of the pictures of one tree
 NEAR = 6  # pixels, twice: how far the middle of a word in a circle is from the circle's
 
 
@@ -76,6 +77,7 @@ def assert_apart(figure: Any) -> None:
     """Circles do not touch, words in them fit, other words touch neither circles nor words, and nothing is cut off."""
     circles, words, whole = symbols(figure)
     assert circles
+    assert min(r for (_, _, r), _ in circles) > LEAST
     for (x, y, r), word in circles:
         assert whole.x0 <= x - r
         assert x + r <= whole.x1
@@ -103,8 +105,9 @@ def test_symbols_of_a_machine_lie_beside_one_another(name: str) -> None:
     "dragonfly", "torus", "torus of three dimensions", "MI300X", "PCIe box", "cube mesh", "two cube meshes", "box",
     "boxes", "CPU ranks", "leaf and spine",
 ])  # fmt: skip
-def test_symbols_of_trees_lie_beside_one_another(name: str) -> None:
-    assert_apart(packing_figure(pack(MACHINES[name], "broadcast"), MACHINES[name]))
+@pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
+def test_symbols_of_trees_lie_beside_one_another(name: str, collective: str) -> None:
+    assert_apart(packing_figure(pack(MACHINES[name], collective), MACHINES[name]))
 
 
 @pytest.mark.parametrize("name", ["box", "NVL72"])
