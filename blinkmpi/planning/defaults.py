@@ -125,12 +125,12 @@ def choices_of(
     for p in plan.packings:
         if p.collective == packed and p.scheme in schemes:
             by_root.setdefault(p.root, []).append(p)
-    from .by_size import fastest_once
-
     estimated = plan.n > 1 and all(d.kind == "gpu" for d in topology.devices)
     found: dict[int, tuple[Choice, ...]] = {}
     for root, packings in by_root.items():
         if estimated:
+            from .by_size import fastest_once
+
             found[root] = fastest_once(packings, topology, link_slots, LINK_SLOTS)
             continue
         best = max(packings, key=lambda p: 0 if p.multicast else p.rate)  # the first of equals
