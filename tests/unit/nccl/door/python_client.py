@@ -38,7 +38,7 @@ class Call(ctypes.Structure):
     )
 
 
-report, closed = ctypes.c_int64(), list[int]()
+report, closed, contexts = ctypes.c_int64(), list[int](), list[int]()
 bound: list[int] = []
 launched: list[tuple[int, int]] = []
 
@@ -51,7 +51,8 @@ def gpu(words):  # type: ignore[no-untyped-def]
 
 @OPEN
 def opened(group, reason, nbytes):  # type: ignore[no-untyped-def]
-    return ctypes.addressof(report)
+    contexts.append(ctypes.addressof(report))
+    return contexts[-1]
 
 
 @BIND
@@ -83,12 +84,16 @@ def main(path: str, name: str, n: int, rank: int) -> None:
     door.ncclCommInitRank.argtypes = [POINTER, ctypes.c_int, UniqueId, ctypes.c_int]
     assert door.blinkmpi_door_serve(ctypes.byref(binder)) == 0
     assert door.ncclCommInitRank(ctypes.byref(comm), n, UniqueId(name.encode()), rank) == 0
-    holding, until = ctypes.PyDLL(path), time.monotonic() + 0.05
+    holding = ctypes.PyDLL(path)
 
     def call(library: ctypes.CDLL) -> None:
         library.ncclAllReduce(None, None, SIZE(100), 7, 0, comm, None)
 
+    while not contexts:
+        time.sleep(0.001)
+    time.sleep(0.05)  # the binder is through with that, and does not wait for the GIL
     sys.setswitchinterval(100)
+    until = time.monotonic() + 0.05
     call(holding)  # of a new kind
     while time.monotonic() < until:
         pass
