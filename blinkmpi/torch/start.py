@@ -34,9 +34,10 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
         backend_options: keyword arguments of the Communicator, as a dict, or None.
     """
     others = beside(options)
+    given = _keywords(backend_options, mixed=others is not None)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     ranks, store = list(options.global_ranks_in_group), of_attempt(options.store)
-    keywords = keywords_of(_keywords(backend_options, mixed=others is not None), timeout)
+    keywords = keywords_of(given, timeout)
     by_mpi = started_by_mpi(rank, size) if not ranks else _by_mpi()
     if not by_mpi:
         open_comm: Callable[[], Any] = partial(by_store, store, rank, size, keywords)
