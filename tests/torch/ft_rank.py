@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore
 from torchft import process_group as ft
 from torchft import process_group_test as suite
 
 from blinkmpi.errors import BlinkError
 from blinkmpi.torch.ft import ProcessGroupBlink
 
+STEPS = 10  # of a training
 TIMES, WARM = 12, 4  # that a group is made anew, and after which all have what they keep
 
 
@@ -132,6 +134,44 @@ def case_many(address: str, rank: int, size: int) -> None:
     print(f"rank {rank}: {before} -> {held()}", flush=True)
     assert all(after <= old for after, old in zip(held(), before, strict=True)), (held(), before)
     meet(address, "counted", size)
+    group.shutdown()
+
+
+def case_manager(address: str, rank: int, size: int) -> None:
+    """Replicas that torchft's Manager keeps in step; with VICTIM the last is killed amid a step, and the rest go on.
+
+    All have the gradient of the same data, so the weights are those of a run that loses nobody.
+    """
+    from torchft.manager import Manager
+
+    victim, torch_store = os.environ.get("VICTIM"), TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(4, 1), torch.arange(12.0).reshape(3, 4) / 12
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    group, soon = ProcessGroupBlink(timedelta(seconds=10)), timedelta(seconds=20)
+    manager = Manager(
+        pg=group, load_state_dict=model.load_state_dict, state_dict=model.state_dict, min_replica_size=1,
+        use_async_quorum=False, timeout=timedelta(seconds=10), quorum_timeout=soon, rank=0, world_size=1,
+        store_addr="localhost", store_port=torch_store.port, lighthouse_addr=os.environ["LIGHTHOUSE"],
+        replica_id=f"replica{rank}", hostname="localhost",
+    )  # fmt: skip
+    meet(address, "managers", size)  # or the first one trains alone
+    sizes = []
+    while manager.current_step() < STEPS:
+        manager.start_quorum()
+        sizes.append(manager.num_participants())
+        optimizer.zero_grad()
+        ((model(x) - 1) ** 2).mean().backward()
+        if victim and rank == size - 1 and manager.current_step() == STEPS // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for parameter in model.parameters():
+            manager.allreduce(parameter.grad).wait()
+        if manager.should_commit():
+            optimizer.step()
+    weights = [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
+    print(f"rank {rank} has {weights} after sizes {sorted(set(sizes))}", flush=True)
+    meet(address, "trained", size - bool(victim))
+    manager.shutdown(wait=False)
     group.shutdown()
 
 

@@ -4,6 +4,7 @@ torchft's checks of several ranks run in threads of one process, which our ranks
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -66,3 +67,37 @@ def test_the_others_of_a_killed_rank_go_on_in_a_group_that_is_made_anew(torchft:
     ended = run(torchft, "killed", 3)
     assert [code for code, _ in ended] == [0, 0, -9], ended
     assert all("PeerLost" in text for _, text in ended[:2]), ended
+
+
+LIGHTHOUSE = """
+import socket, sys
+from torchft.coordination import LighthouseServer
+server = LighthouseServer(bind="[::]:0", min_replicas=int(sys.argv[1]), join_timeout_ms=2000, heartbeat_timeout_ms=1000)
+print(server.address().replace(socket.gethostname(), "localhost"), flush=True)
+sys.stdin.read()
+"""
+
+
+def trained(torchft: Path, n: int, **variables: str) -> list[tuple[int, str]]:
+    """As :func:`run`, of replicas that torchft's Manager keeps in step."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(torchft)))}
+    words = [sys.executable, "-c", LIGHTHOUSE, "1"]
+    with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lighthouse:
+        assert lighthouse.stdout is not None
+        try:
+            address = lighthouse.stdout.readline().strip()
+            return run(torchft, "manager", n, LIGHTHOUSE=address, **variables)
+        finally:
+            lighthouse.kill()
+
+
+def test_replicas_that_lose_one_end_with_the_weights_of_a_run_that_loses_none(torchft: Path) -> None:
+    """torchft's Manager and its lighthouse, which is a process of its own."""
+    whole = trained(torchft, 2)
+    ended = trained(torchft, 2, VICTIM="1")
+    assert [code for code, _ in whole] == [0, 0], whole
+    assert [code for code, _ in ended] == [0, -9], ended
+    weights = [re.findall(r"has (\[.*\]) after", text)[0] for _, text in (*whole, ended[0])]
+    assert weights == weights[:1] * 3, (whole, ended)
+    assert "after sizes [2]" in whole[0][1], whole
+    assert "after sizes [1, 2]" in ended[0][1], ended
