@@ -20,7 +20,8 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import PeerLost
-from tests.harness import NEVER_S, Outcome, mpi
+from blinkmpi.runtime.growing import by_mpi
+from tests.harness import NEVER_S, Outcome, mpi, run_command
 from tests.mpi.faults import attempt, fault_tolerance, finish, run_case, said, say, start_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
@@ -178,6 +179,32 @@ def case_nobody(what: str) -> None:
 def case_deaf() -> None:
     """MPI's Abort ends the ranks that have started this, and not this process, for which mpirun waits."""
     time.sleep(2 * SHORT_S)
+
+
+def test_where_mpi_cannot_start_the_program_all_are_told_and_the_communicator_lives(tmp_path: Path) -> None:
+    outcome = job("unstarted", str(tmp_path / "program"), n=2)
+    assert said(outcome, "error") == dict.fromkeys(range(2), "CannotGrow"), outcome.output
+    assert said(outcome, "right") == dict.fromkeys(range(2), True), outcome.output
+
+
+def case_unstarted(program: str) -> None:
+    """The program is there as the arguments are checked, and gone as MPI starts it."""
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=NEVER_S)
+
+    def checked(command: object) -> list[str]:
+        return [program]
+
+    by_mpi.command_of = checked  # type: ignore[assignment]
+    attempt(partial(comm.grow, 1))
+    say(right=right(comm))
+    comm.Free()
+
+
+def test_the_world_of_blinkmpi_run_keeps_its_size() -> None:
+    text = "from mpi4py import MPI; MPI.COMM_WORLD.grow(1)"
+    outcome = run_command(2, [sys.executable, "-m", "blinkmpi", "run", "-c", text], timeout=60)
+    assert "CannotGrow: grow(1): MPI.COMM_WORLD keeps its size" in outcome.output
+    assert outcome.rc != 0
 
 
 def test_a_rank_that_does_not_call_it_is_named() -> None:

@@ -1,8 +1,8 @@
 """``grow`` among ranks that MPI's launcher has started: MPI starts more (``Spawn``) and makes one group (``Merge``).
 
 Both wait without a deadline, for a program that never calls MPI for ever. So they are called in a thread, which is
-given up at the deadline. Until MPI has one communicator of all, a failure is known to be none of the old ranks' alone
-only if MPI says so on each; who gives up cannot call back what it has begun, so its communicator is dead then.
+given up at the deadline. What was begun cannot be called back, so the old communicator is dead then. It lives where MPI
+says on each rank that it cannot start the others.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ..process_exit import end_job_at_exit, end_job_on_error
 from ..ranks.mpi import DEAD, MpiRanks, free
 from .wanted import check_growable, check_launcher, command_of, encoded, number_of, options_of, shared
 
+STARTING = "MPI to start them"  # the first step
 LOOK_S = 0.2  # between looks after the ranks that are there
 Made = tuple[MPI.Intracomm, Dispatcher]
 
@@ -39,10 +40,13 @@ class Meeting:
         find: gives MPI's communicator between the two sides; it may start the others.
         joins: whether this rank is a new one.
         told: what the new ranks take over, on the others.
+
+    Attributes:
+        step: what this rank waits for, in words.
     """
 
     def __init__(self, find: Callable[[], MPI.Intercomm], *, joins: bool, told: bytes = b"") -> None:
-        self.step = "MPI to start them"  # that this rank is in, in words
+        self.step = STARTING
         self._find, self._joins, self._told = find, joins, told
 
     def run(self) -> tuple[MPI.Intracomm, Options]:
@@ -143,6 +147,9 @@ def _waited(
 
     Args:
         peers: the ranks that were there, as far as this one sees them.
+
+    Raises:
+        CollectiveTimeout, PeerLost: if a rank does not come, or dies. MPI's Exception: if it cannot start the others.
     """
     looked = time.monotonic()
     while not work.ended():
@@ -156,7 +163,12 @@ def _waited(
                 f"{what}: rank {MPI.COMM_WORLD.rank} has waited {deadline_s:.1f} s for {meeting.step}; raise timeout=, "
                 "or look at the output of these processes"
             )
-    return work.result()
+    try:
+        return work.result()
+    except MPI.Exception as error:
+        if meeting.step == STARTING:
+            raise
+        raise PeerLost(f"{what}: a rank was lost as this one waited for {meeting.step}: {error}") from error
 
 
 def _opened(comm: MPI.Intracomm, options: Options, what: str, until: float) -> Dispatcher:
