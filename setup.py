@@ -61,12 +61,14 @@ EXTRAS = {
     "cc": ["ziglang>=0.13"],  # a C compiler, for machines that have none
     "torch": ["torch>=2.4"],
     "plot": ["matplotlib>=3.8"],
+    "completion": ["argcomplete>=3.3"],  # of commands and flags, by the shell
     "docs": DOCS,
     "examples": ["scikit-learn>=1.4"],
     "quick": QUICK,  # what make quick needs
     "test": [
         *DOCS,
         *QUICK,
+        "argcomplete>=3.3",
         "cffconvert>=2.0",
         "import-linter>=2.3",
         "mypy>=1.13",
@@ -97,7 +99,8 @@ setup(
     package_data={
         "blinkmpi": ["py.typed"],
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
-        "blinkmpi.nccl": ["*.c"],
+        "blinkmpi.nccl": ["*.c", "*.h"],
+        "blinkmpi.nccl.door": ["*.c", "*.h"],
         "blinkmpi.planning": ["beside_mpi.json", "tables/*.json"],
         "blinkmpi.torch": ["*.cpp"],
         "blinkmpi.transport.host": ["*.c", "*.h"],

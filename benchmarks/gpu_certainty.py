@@ -1,7 +1,7 @@
 """How far predictions on GPUs are from what was measured: ``python benchmarks/gpu_certainty.py``.
 
 It predicts every row of the result files of calls between GPUs of a node anew, by the protocol that ran, and prints
-bound, prediction, measurement and error. ``--page`` writes the tables of docs/certainty.md. ``--fit`` fits the
+bound, prediction, measurement and error. ``make docs`` makes the tables of docs/certainty.md by it. ``--fit`` fits the
 parameters of ``planning/gpus/kernel_times.py`` to the rows that are named below, and prints them beside those that it
 has.
 """
@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from msgspec.structs import asdict, replace  # noqa: E402
 
-from benchmarks.planner.methods import with_tables  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 from blinkmpi.bench.nccl_tests import dtype_named  # noqa: E402
 from blinkmpi.planning.gpus.kernel_times import H200, KernelCosts, costs_of, seconds  # noqa: E402
@@ -35,7 +34,7 @@ from blinkmpi.topology.machines import machine  # noqa: E402
 from blinkmpi.topology.measured import Measured  # noqa: E402
 from blinkmpi.topology.model import Topology  # noqa: E402
 
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "certainty.md"
+RESULTS = ROOT / "benchmarks" / "results"
 LINKS = ROOT / "benchmarks" / "tables" / "links-NVIDIA-H200-x4.json"
 FITTED_TO, FITTED_GPU = RESULTS / "h200", "NVIDIA H200"  # what the parameters are from; two such GPUs, and four
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter", "alltoall")
@@ -306,30 +305,27 @@ def tables(rows: Sequence[Measurement]) -> dict[str, str]:
 
     goal = [row for row in long if row.graph and row.call.n == 2 and row.place == "out_of_place"]
     return {
-        "gpu parameters": parameters(),
-        "gpu long": summary(long, kind, by_kind),
-        "gpu short": summary(short, lambda row: f"{row.collective} | {row.call.n}", "collective | GPUs"),
-        "gpu rows": detail([row for row in goal if row.collective in COLLECTIVES[:3]]),
-        "gpu misses": detail([r for r in long if not r.by_host and not calibration(r) and abs(error(r)) > WITHIN]),
+        "parameters": parameters(),
+        "long": summary(long, kind, by_kind),
+        "short": summary(short, lambda row: f"{row.collective} | {row.call.n}", "collective | GPUs"),
+        "rows": detail([row for row in goal if row.collective in COLLECTIVES[:3]]),
+        "misses": detail([r for r in long if not r.by_host and not calibration(r) and abs(error(r)) > WITHIN]),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print all rows, or the parameters, or write the page."""
+    """Print all rows, or the parameters."""
     parser = argparse.ArgumentParser(description="How far predictions on GPUs are from what was measured.")
     parser.add_argument("--fit", action="store_true", help="fit the parameters, and print them")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/certainty.md")
     args = parser.parse_args(argv)
     rows = measurements()
     if args.fit:
         found = fit()
         for name, value in asdict(found).items():
             print(f"{name:14} {value!s:28} {getattr(H200, name)}")
-    elif args.page:
-        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(rows)), encoding="utf-8")
     else:
         print(detail(rows))
-        print(tables(rows)["gpu long"])
+        print(tables(rows)["long"])
     return 0
 
 

@@ -1,14 +1,12 @@
 """A DGX-1V that loses GPUs: ``python benchmarks/losses.py`` simulates what is left of its collectives.
 
 For each set of 8, 7, 6 and 5 GPUs that can be left, simulates packed trees beside NCCL's rings on the same GPUs; where
-no ring of NVLinks joins them, rings go over PCIe. Writes ``results/losses-dgx-1v.json``, and its table into
-docs/elastic.md. ``--page`` writes the table from the file that is there. Nothing is measured: times are the cost
-model's (``benchmarks/paper/simulated.py``).
+no ring of NVLinks joins them, rings go over PCIe. Writes ``results/losses-dgx-1v.json``, of which docs/elastic.md has a
+table (``pages/made.py``). Nothing is measured: times are the cost model's (``benchmarks/paper/simulated.py``).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from math import exp, log
@@ -19,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks.paper.simulated import nccl_rings, result, seconds_of, sets_of  # noqa: E402
-from benchmarks.planner.methods import with_tables  # noqa: E402
 from blinkmpi.planning.subsets import PCIE_MBPS  # noqa: E402
 from blinkmpi.topology.model import Topology  # noqa: E402
 from blinkmpi.trees.packing import pack  # noqa: E402
@@ -30,7 +27,6 @@ LEFT = (8, 7, 6, 5)  # GPUs
 SIZES = (1 << 20, 64 << 20)  # bytes of a vector
 COLLECTIVES = ("allreduce", "broadcast")
 RESULT = ROOT / "benchmarks" / "results" / f"{NAME}-{MACHINE}.json"
-PAGE = ROOT / "docs" / "elastic.md"
 Row = dict[str, Any]
 
 
@@ -89,17 +85,12 @@ def time_of(seconds: float) -> str:
 
 def tables() -> dict[str, str]:
     """The tables of the page, from the result file."""
-    return {f"{NAME}-{MACHINE}": table(json.loads(RESULT.read_text(encoding="utf-8")))}
+    return {MACHINE: table(json.loads(RESULT.read_text(encoding="utf-8")))}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Simulate, and write file and page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--page", action="store_true", help="write the table from the file that is there")
-    args = parser.parse_args(argv)
-    if not args.page:
-        RESULT.write_text(json.dumps(run(), indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+def main() -> int:
+    """Simulate, and write the file."""
+    RESULT.write_text(json.dumps(run(), indent=1) + "\n", encoding="utf-8")
     return 0
 
 

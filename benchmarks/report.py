@@ -1,8 +1,9 @@
-"""Write docs/performance.md, docs/measurements.md and the README's table: ``python benchmarks/report.py``.
+"""Write the README's table and what ``explain`` says of short calls: ``python benchmarks/report.py``.
 
-The files are what ``blinkmpi bench -J`` and the programs beside this one write. The first page has ratios alone, a few
-tables that fit on a screen; on the second every row is shown, also where a call goes to MPI or is slower than MPI;
-what a file does not hold is a dash.
+The files are what ``blinkmpi bench -J`` and the programs beside this one write. The tables of docs/performance.md and
+docs/measurements.md are made here, too, as the site is made (``pages/made.py``), and kept nowhere. The first page has
+ratios alone, a few tables that fit on a screen; on the second every row is shown, also where a call goes to MPI or is
+slower than MPI; what a file does not hold is a dash.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from benchmarks.pages.short_calls import call_forms_file, facts_of, small_calls_
 from benchmarks.pages.torch import torch_group_file, training_file  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 
-__all__ = ["ReportError", "blocks", "main", "pages", "read", "render"]
+__all__ = ["ReportError", "blocks", "main", "pages", "ratio_tables", "read", "render"]
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = "README.md"
@@ -82,31 +83,28 @@ def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def render_overview(results: overview.Results) -> str:
-    """docs/performance.md."""
+def ratio_tables(results: overview.Results) -> dict[str, str]:
+    """The tables of docs/performance.md by their names."""
+    tables: dict[str, tuple[str, Callable[[overview.Results], Iterator[str]]]] = {
+        "gpus": ("gpu", overview.gpu_tables),
+        "cpu-ranks": ("host", overview.host_tables),
+        "short-calls": ("small_calls", overview.small_calls_table),
+        "call-forms": ("call_forms", overview.call_forms_table),
+        "torch": ("torch_group", overview.torch_table),
+        "training": ("training", overview.training_table),
+        "predictions": ("certainty", overview.certainty_table),
+    }
     groups = overview.by_kind(results)
-
-    def section(kind: str, head: str, tables: Callable[[overview.Results], Iterator[str]]) -> list[str]:
-        return [head, "\n".join(tables(groups[kind])).replace("|\n#", "|\n\n#")] if groups[kind] else []
-
-    parts = [
-        texts.OVERVIEW,
-        *section("gpu", texts.OVERVIEW_GPU, overview.gpu_tables),
-        *section("host", texts.OVERVIEW_HOST, overview.host_tables),
-        *section("small_calls", texts.OVERVIEW_SMALL, overview.small_calls_table),
-        *section("call_forms", texts.OVERVIEW_FORMS, overview.call_forms_table),
-        *section("torch_group", texts.OVERVIEW_TORCH, overview.torch_table),
-        *section("training", texts.OVERVIEW_TRAINING, overview.training_table),
-        *section("certainty", texts.OVERVIEW_CERTAINTY, overview.certainty_table),
-        texts.OVERVIEW_REST,
-    ]
-    return joined(parts)
+    return {
+        name: "\n".join(of(groups[kind])).replace("|\n#", "|\n\n#") if groups[kind] else texts.NOT_MEASURED
+        for name, (kind, of) in tables.items()
+    }
 
 
 def render(results: overview.Results) -> str:
-    """docs/measurements.md."""
+    """What docs/measurements.md shows: every row of every file."""
     if not results:
-        return texts.HEAD + texts.EMPTY
+        return texts.EMPTY
     groups = overview.by_kind(results)
 
     def section(kind: str, legend: str, of_file: Callable[[str, dict[str, Any]], str], *more: str) -> list[str]:
@@ -115,7 +113,6 @@ def render(results: overview.Results) -> str:
 
     hosts = groups["hosts"]
     parts = [
-        texts.HEAD,
         *section("host", texts.LEGEND, host_file, host_summary(groups["host"])),
         texts.HOSTS,
         *(several_hosts(hosts) if hosts else ["Not measured."]),
@@ -145,22 +142,20 @@ def joined(parts: Sequence[str]) -> str:
 
 
 def pages(folder: Path) -> dict[str, str]:
-    """The text of each page by its name, from the results in a folder; of the README what lies between the marks."""
+    """The text of each file by its name, from the results in a folder; of the README what lies between the marks."""
     results = read(folder)
     before, rest = (ROOT / README).read_text(encoding="utf-8").split(MARKS[0])
     table = "\n".join(overview.for_readme(results))
     return {
         README: f"{before}{MARKS[0]}{table}\n{MARKS[1]}{rest.split(MARKS[1])[1]}",
-        "docs/performance.md": render_overview(results),
-        "docs/measurements.md": render(results),
         FACTS: facts_of(results),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the pages, or with ``--check`` only say whether they are up to date."""
-    parser = argparse.ArgumentParser(description="Write the pages of results from benchmarks/results/*.json.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    """Write the files, or with ``--check`` only say whether they are up to date."""
+    parser = argparse.ArgumentParser(description="Write what is kept of benchmarks/results/*.json elsewhere.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
     args = parser.parse_args(argv)
     try:
         made = pages(RESULTS)

@@ -51,4 +51,3 @@ html_theme_options = {
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],
 }
-html_sidebars = {"gallery": [], "coming_from": []}

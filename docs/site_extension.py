@@ -1,12 +1,14 @@
 """A Sphinx extension: what the pages have as a site and not as Markdown.
 
-- A page that no toctree names comes at the end of the one of ``internals.md``.
+- A page that no toctree names comes at the end of the one of ``understand.md``.
 - Links to pages outside of ``docs/`` lead to their copies on the site (``OUTSIDE``).
 - Links whose text is the name of a page's file, as is usual on GitHub, have the page's title instead.
 - Tables of many columns are set smaller (``wide`` in ``site.css``).
 - The rows of a table that begin with a name in backticks have an anchor: ``settings.md#blinkmpi-timeout``.
 - A class that duplicates what it gets in ``__new__`` shows the signature of its ``__init__``.
-- In the gallery, a command that draws a picture is followed by that picture, drawn as the site is made.
+- Tables of result files are put in the place of their marks (``benchmarks/pages/made.py``).
+- A command that draws a picture, in a block of ``shell``, is followed by that picture, drawn as the site is made. On
+  the pages of ``PICTURES_ALONE`` the picture takes its place.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import io
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,10 @@ from sphinx.util.inspect import stringify_signature
 from blinkmpi.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # for benchmarks
+
+from benchmarks.pages.made import filled  # noqa: E402
+
 OUTSIDE = {
     "../README.md": "index.md",
     "../CHANGES.md": "changes.md",
@@ -33,7 +40,8 @@ OUTSIDE = {
     "../SECURITY.md": "security.md",
     "../benchmarks/README.md": "benchmarks.md",
 }
-LAST = "internals"  # has the pages that no list names
+PICTURES_ALONE = ("performance",)
+LAST = "understand"  # has the pages that no list names
 MANY_COLUMNS = 9
 FILE_LINK = re.compile(r"\[\w+\.md\](?=\((\w+\.md)[#)])")
 TOCTREE = re.compile(r"^```{toctree}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -42,6 +50,7 @@ DRAWS = re.compile(r"blinkmpi .*(?:--plot|-o) (\S+\.svg)")
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx; before its collectors (priority 500) look at a page."""
+    app.connect("source-read", put_tables)
     app.connect("source-read", lead_to_copies)
     app.connect("source-read", name_pages)
     app.connect("source-read", list_the_rest)
@@ -50,6 +59,14 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", mark_wide_tables)
     app.connect("doctree-read", draw_pictures, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def put_tables(app: Sphinx, name: str, source: list[str]) -> None:
+    """What result files say, where a page has a mark."""
+    try:
+        source[0] = filled(source[0])
+    except KeyError as error:
+        raise ExtensionError(f"docs/{name}.md: {error.args[0]}") from error
 
 
 def lead_to_copies(app: Sphinx, name: str, source: list[str]) -> None:
@@ -116,15 +133,17 @@ def of_init(
 
 
 def draw_pictures(app: Sphinx, page: nodes.document) -> None:
-    """In the gallery: run the commands that draw, and put each picture behind its block."""
-    if app.env.current_document.docname != "gallery":
-        return
+    """Run the commands that draw, and put each picture behind its block, or in its place."""
+    name = app.env.current_document.docname
     folder = Path(app.doctreedir) / "drawn"
     folder.mkdir(parents=True, exist_ok=True)
     for block in list(page.findall(nodes.literal_block)):
+        if block.get("language") != "shell":
+            continue
         pictures = [picture_of(line, folder) for line in block.astext().splitlines() if DRAWS.fullmatch(line)]
-        at = block.parent.index(block) + 1
-        block.parent[at:at] = pictures
+        at = block.parent.index(block)
+        kept = [] if name in PICTURES_ALONE else [block]
+        block.parent[at : at + 1] = [*kept, *pictures]
 
 
 def picture_of(command: str, folder: Path) -> nodes.image:
@@ -137,7 +156,7 @@ def picture_of(command: str, folder: Path) -> nodes.image:
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = main(words)
     if code != 0:
-        raise ExtensionError(f"gallery: {command} ended with {code}: {said.getvalue()}; correct the command")
+        raise ExtensionError(f"{command} ended with {code}: {said.getvalue()}; correct the command")
     return nodes.image(
         uri=os.path.relpath(path, ROOT / "docs"), alt=f"the picture that `{command}` draws", classes=["drawn"]
     )

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from ..util.codec import Value
 from .model import Device, Link, Topology
 
+SHARP = ("none", "SHARP")  # what a switch without and with it has
+
 
 class Difference(Value, frozen=True):
     """One difference; an empty text means that the machine does not have it at all."""
@@ -37,6 +39,9 @@ def differences(one: Topology, other: Topology) -> tuple[Difference, ...]:
                 mine, theirs = (str(getattr(d, field)) for d in (one.devices[a], other.devices[b]))
                 if mine != theirs and mine and theirs:
                     alike.setdefault((field, mine, theirs), []).append(a)
+        elif one.switches[a - one.n].sharp != other.switches[b - other.n].sharp:
+            mine, theirs = (SHARP[t.switches[v - t.n].sharp] for t, v in ((one, a), (other, b)))
+            found.append(Difference(f"sums in {one.vertex_label(a)}", mine, theirs))
     for (field, mine, theirs), ranks in alike.items():
         who = "every device" if len(ranks) == one.n > 1 else ", ".join(map(one.vertex_label, ranks))
         found.append(Difference(f"{field} of {who}", mine, theirs))

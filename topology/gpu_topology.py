@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from ..errors import TopologyError
 from ..util.text import ranks_text
 from .gpu import GpuFacts, NvLink, Unknown, known
 from .machines import NET_MBPS, QPI_LANES, QPI_MBPS
 from .model import Connection, Device, Link, LinkKind, NetworkCard, Origin, Switch, Topology, Unnumbered
-from .rates import NVLINK_MBPS, PCIE_X16, XGMI_MBPS
+from .rates import NVLINK_MBPS, NVLINK_SHARP, PCIE_X16, XGMI_MBPS
 
 ASSUMED_GEN = 3
 SHARED_MBPS = 100_000  # between ranks that share a GPU: a guess that nothing but tests depends on
@@ -212,7 +214,8 @@ def _nvswitch(b: TopologyBuilder, node: int, ranks: Iterable[int]) -> None:
     for number, group in enumerate(groups):
         key = ("nvswitch", (node, number))
         name = "NVSwitch" if len(groups) == 1 else f"NVSwitch {number}"
-        b.switches[key] = Switch("nvswitch", node, name)
+        sharp = all(link.version in NVLINK_SHARP for rank in group for link in links[rank])
+        b.switches[key] = Switch("nvswitch", node, name, sharp)
         for rank in group:
             b.connect(("gpu", rank), key, "nvlink", len(links[rank]), _rate(b, rank, links[rank]), "table")
 
@@ -356,7 +359,7 @@ def _topology(b: TopologyBuilder, hosts: Sequence[str], cards: Cards) -> Topolog
         name = switch.name or f"PCIe {counts['pcie', switch.node]}"
         counts[switch.kind, switch.node] += 1
         where = f"@{switch.node}" if several and switch.node >= 0 else ""
-        switches.append(Switch(switch.kind, switch.node, name + where))
+        switches.append(replace(switch, name=name + where))
     links = [
         Link(src, dst, c.kind, c.lanes, c.lane_mbps, c.origin)
         for c in sorted(b.connections, key=lambda c: (c.kind, *sorted((vertex[c.a], vertex[c.b]))))

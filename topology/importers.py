@@ -1,6 +1,7 @@
 """Read what a user names: a machine of the catalogue, a file, this machine, and changes to it.
 
-The texts are those of the command line: ``TOPOLOGY``, ``--gpus``, ``--drop-link``, ``--scale``, ``--rate``.
+The texts are those of the command line: ``TOPOLOGY``, ``--gpus``, ``--drop-link``, ``--scale``, ``--rate``,
+``--sharp``.
 """
 
 import os
@@ -125,9 +126,10 @@ def parse_rates(texts: Sequence[str]) -> dict[str, int]:
 
 
 def modify(
-    topology: Topology, *, gpus: str | None = None, drop_link: Sequence[str] = (), scale: Sequence[str] = ()
-) -> Topology:
-    """Apply the command line's changes: links are dropped, then rates scaled, then devices chosen.
+    topology: Topology, *, gpus: str | None = None, drop_link: Sequence[str] = (), scale: Sequence[str] = (),
+    sharp: str | None = None,
+) -> Topology:  # fmt: skip
+    """Apply the command line's changes: links are dropped, rates scaled, switches given SHARP, then devices chosen.
 
     All numbers mean the vertices of ``topology`` as given.
 
@@ -135,6 +137,7 @@ def modify(
         gpus: devices in rank order, ``1,4,5,6`` or with ranges, ``0-3,6``.
         drop_link: pairs of vertices such as ``0-3``.
         scale: link kinds with a factor, ``pcie=0.5`` or ``pcie=1/2``.
+        sharp: the kinds of switches that reduce and multicast, ``nvswitch``, ``nvswitch,net`` or ``none``.
 
     Raises:
         TopologyError: for a text that cannot be read, or names what is not there.
@@ -149,6 +152,8 @@ def modify(
         if not equals or not _FACTOR.fullmatch(factor.strip()):
             raise TopologyError(f"scale {quoted(text)}: expected KIND=FACTOR; write pcie=0.5, for example")
         topology = topology.scale(kind.strip(), Fraction(factor.strip()))
+    if sharp is not None:
+        topology = topology.with_sharp(() if sharp == "none" else [kind.strip() for kind in sharp.split(",")])
     return topology if gpus is None else topology.subset(parse_gpus(gpus))
 
 

@@ -5,8 +5,9 @@ Devices are numbered box after box, so ``Device.index`` says which GPU of its bo
 Rates are per direction in MB/s, as the makers state them; nothing here was measured.
 
 Simplified on purpose: several NVSwitch chips of one box are one switch vertex, since every GPU has the same number of
-links to each chip. PCIe is listed where it is the second path (DGX-1) or the only one (``pcie-8``). Network links exist
-in machines of two or more boxes; the network itself is one switch without a limit of its own (full bisection).
+links to each chip. From H100 on that vertex is ``sharp``; networks are not unless one says so (``--sharp``). PCIe is
+listed where it is the second path (DGX-1) or the only one (``pcie-8``). Network links exist in machines of two or more
+boxes; the network itself is one switch without a limit of its own (full bisection).
 """
 
 import difflib
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from ..errors import TopologyError
 from ..util.text import quoted
 from .model import Connection, Device, Link, LinkKind, Switch, SwitchKind, Topology
-from .rates import NVLINK_MBPS, PCIE_X16, XGMI_MBPS
+from .rates import NVLINK_MBPS, NVLINK_SHARP, PCIE_X16, XGMI_MBPS
 
 MAX_COUNT = 1024
 NET_MBPS = 1000  # assumed between live nodes that are not measured: 10 Gb/s Ethernet, less its overhead
@@ -47,6 +48,7 @@ class Server(NamedTuple):
     nics: tuple[Connection, ...]  # added from two boxes on; the switches of nic_switches too
     source: str
     nic_switches: tuple[tuple[str, SwitchKind, int], ...] = ()
+    sharp: bool = False  # whether its NVSwitches reduce and multicast
 
 
 NET = ("net", 0)
@@ -93,7 +95,8 @@ def _dgx1(gpu: str, nvlinks: tuple[Connection, ...], nvlink_source: str) -> Serv
 def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str, *, version: str = "4.0") -> Server:
     """GPUs on NVSwitch with ``lanes`` links of a version each, and one network card per GPU."""
     wired = _star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS[version])
-    return Server(gpu, gpus, (("NVSwitch", "nvswitch", 1),), wired, _ports(gpus, nic_mbps), source)
+    switches: tuple[tuple[str, SwitchKind, int], ...] = (("NVSwitch", "nvswitch", 1),)
+    return Server(gpu, gpus, switches, wired, _ports(gpus, nic_mbps), source, sharp=version in NVLINK_SHARP)
 
 
 def _pcie8() -> Server:
@@ -128,14 +131,14 @@ SERVERS: dict[str, Server] = {
                     "NVLink 2.0, 25 GB/s a link each way"),
     "dgx-2": _nvswitch_box(
         "V100-SXM3-32GB", 16, 6, 12_500, "NVIDIA DGX-2 System User Guide: 6 NVLinks of 25 GB/s from each GPU to "
-        "NVSwitch, 8 x 100 Gb/s InfiniBand, one on each PCIe switch of two GPUs (PCIe 3.0 x16)",
+        "NVSwitch, 8 x 100 Gb/s InfiniBand, one on each PCIe switch of two GPUs (PCIe 3.0 x16)", version="2.0",
     )._replace(  # eight cards for sixteen GPUs: the pair's PCIe switch is what they share
         nic_switches=(("PLX", "pcie", 8),),
         nics=(*_star(16, "PLX", "pcie", 1, PCIE3_X16, per_hub=2), *_ports(8, 12_500, of="PLX")),
     ),
     "dgx-a100": _nvswitch_box(
         "A100-SXM4-40GB", 8, 12, 25_000, "NVIDIA DGX A100 User Guide: 12 NVLinks (third generation) of 25 GB/s from "
-        "each GPU to NVSwitch, 8 x 200 Gb/s InfiniBand for computing",
+        "each GPU to NVSwitch, 8 x 200 Gb/s InfiniBand for computing", version="3.0",
     ),
     "hgx-h100": _HGX,
     "hgx-h200": _HGX._replace(gpu="H200-SXM5-141GB"),
@@ -230,7 +233,8 @@ def _several(name: str, box: Server, boxes: int) -> Topology:
             for i in range(count):
                 vertex[b, label, i] = len(devices) + len(switches)
                 text = label if count == 1 else f"{label} {i}"
-                switches.append(Switch(kind, b, f"{text}@{b}" if boxes > 1 else text))
+                sharp = box.sharp and kind == "nvswitch"
+                switches.append(Switch(kind, b, f"{text}@{b}" if boxes > 1 else text, sharp))
     if boxes > 1:
         for b in range(boxes):
             vertex[b, *NET] = len(devices) + len(switches)

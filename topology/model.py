@@ -1,8 +1,9 @@
 """The machine as a value: devices, switches, directed links (Blink section 3, "topology").
 
 Vertices are integers. Device ``i`` is vertex ``i`` and rank ``i`` (``0..n-1``); switch ``j`` is vertex ``n + j``. Links
-are directed. A switch forwards bytes; it neither copies nor computes, unless its kind is ``memory``: this is the memory
-that the CPU ranks of a node share, which one rank writes and all can read.
+are directed. A switch forwards bytes; it neither copies nor computes, with two exceptions. A switch of kind ``memory``
+is the memory that the CPU ranks of a node share, which one rank writes and all can read. A ``sharp`` switch adds what
+comes in over several links, and sends copies on over several.
 
 Pure data: no MPI, no GPU, no I/O. Capacities are integer MB/s (1 MB = 10^6 bytes).
 """
@@ -30,6 +31,7 @@ MOST_MBPS = 10**12  # of a link: an exabyte a second
 MOST_JSON_BYTES, MOST_JSON_OBJECTS, MOST_JSON_VALUES = 48 << 20, 1 << 19, 1 << 22
 DeviceKind = Literal["gpu", "cpu"]
 SwitchKind = Literal["nvswitch", "pcie", "host", "memory", "net"]
+SHARP_KINDS: tuple[SwitchKind, ...] = ("nvswitch", "net")  # switches that are built with SHARP: NVLink's, InfiniBand's
 LinkKind = Literal["nvlink", "xgmi", "c2c", "pcie", "host", "memory", "net"]
 Origin = Literal["table", "probe", "measured", "given"]
 Unnumbered = tuple[str, object]  # a vertex before it has a number: ("gpu", rank) or a switch's key
@@ -62,18 +64,21 @@ class Device(Value, frozen=True):
         return f"{self.kind.upper()} {self.index}"
 
 
-class Switch(Value, frozen=True):
-    """A vertex that forwards bytes between devices, but never copies them (except ``memory``).
+class Switch(Value, frozen=True, omit_defaults=True):
+    """A vertex that forwards bytes between devices, but never copies them (except ``memory``, and with ``sharp``).
 
     Attributes:
         kind: ``nvswitch``, ``pcie``, ``host`` (a socket), ``memory`` (what the CPU ranks of a node share) or ``net``.
         node: the number of its machine; -1 for a switch between the nodes.
         name: what people call it, such as ``PLX 0``.
+        sharp: whether it reduces and multicasts by itself: NVLink SHARP or InfiniBand SHARP. Such machines are planned
+            for and simulated; what runs here takes trees in which switches only forward.
     """
 
     kind: SwitchKind
     node: int
     name: str = ""
+    sharp: bool = False
 
 
 class Link(Value, frozen=True):
@@ -199,13 +204,18 @@ class Topology(Document, frozen=True, dict=True):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits over what planning depends on, which is kinds, nodes and links; not over names or uuids."""
+        """16 hex digits over what plans of jobs depend on, which is kinds, nodes and links; not names or ``sharp``."""
         facts = (
             [(d.kind, d.node, d.index) for d in self.devices],
             [(s.kind, s.node) for s in self.switches],
             sorted((k.src, k.dst, k.kind, k.lanes, k.lane_mbps) for k in self.links),
         )
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
+
+    @property
+    def sharp(self) -> tuple[int, ...]:
+        """The vertices of the switches that reduce and multicast, ascending."""
+        return tuple(self.n + j for j, s in enumerate(self.switches) if s.sharp)
 
     def kinds(self) -> tuple[LinkKind, ...]:
         """The link kinds present, sorted."""
@@ -248,6 +258,12 @@ class Topology(Document, frozen=True, dict=True):
             if (k.src, k.dst, k.kind) in seen:
                 raise TopologyError(f"{where}: a second {k.kind} link on this pair; add its lanes to the first")
             seen.add((k.src, k.dst, k.kind))
+        for j, switch in enumerate(self.switches):
+            if switch.sharp and switch.kind not in SHARP_KINDS:
+                raise TopologyError(
+                    f"{self.name}: switches[{j}] of kind {switch.kind} is sharp; expected kind "
+                    f"{' or '.join(SHARP_KINDS)}, which have hardware for it: leave sharp out, or correct the kind"
+                )
         for i, card in enumerate(self.cards):
             if not (0 <= card.vertex < top and 1 <= card.mbps <= MOST_MBPS):
                 raise TopologyError(
@@ -327,6 +343,22 @@ class Topology(Document, frozen=True, dict=True):
         cards = tuple(replace(card, mbps=mbps) for card in self.cards) if kind == "net" else self.cards
         return replace(self, links=tuple(links), cards=cards).check()
 
+    def with_sharp(self, kinds: Collection[str]) -> Topology:
+        """The same machine whose switches of these kinds reduce and multicast, and no others.
+
+        Raises:
+            TopologyError: for a kind of which it has no switch, or that has no hardware for it.
+        """
+        there = {s.kind for s in self.switches}
+        for kind in kinds:
+            if kind not in SHARP_KINDS or kind not in there:
+                able = " and ".join(k for k in SHARP_KINDS if k in there) or "none"
+                raise TopologyError(
+                    f"{self.name}: no switch of kind {quoted(kind)} that can reduce and multicast (SHARP); of its "
+                    f"kinds of switches these can: {able}"
+                )
+        return replace(self, switches=tuple(replace(s, sharp=s.kind in kinds) for s in self.switches)).check()
+
     def boxes(self, count: int) -> Topology:
         """So many copies of this machine, joined by their network cards; the network has no limit of its own.
 
@@ -363,7 +395,7 @@ class Topology(Document, frozen=True, dict=True):
                 links += [Link(*pair, "net", lanes, mbps) for pair in (ends, ends[::-1])]
         names = [self.vertex_label(v) for v in range(n, n + m)]
         named = [*zip(self.switches, names, strict=True)]
-        switches = (Switch(s.kind, box, f"{name}@{box}") for box in range(count) for s, name in named)
+        switches = (replace(s, node=box, name=f"{name}@{box}") for box in range(count) for s, name in named)
         return Topology(
             name=f"{self.name}:{count}",
             devices=tuple(replace(d, node=box) for box in range(count) for d in self.devices),

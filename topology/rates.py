@@ -28,6 +28,10 @@ NVLINK_GENERATIONS = (
     NvlinkGeneration("5.0", (100, 103), 50_000, "DGX B200 and GB300 data sheets: 18 links, 1.8 TB/s both ways"),
 )
 NVLINK_MBPS = {g.version: g.mbps for g in NVLINK_GENERATIONS}
+# NVLinks whose switches reduce and multicast (NVLink SHARP): NVSwitch of the third generation, which came with NVLink 4
+# ("Upgrading Multi-GPU Interconnectivity with the Third-Generation NVIDIA NVSwitch", developer.nvidia.com/blog), and of
+# the fourth, with NVLink 5 (data sheets of DGX B200 and GB200 NVL72).
+NVLINK_SHARP = ("4.0", "5.0")
 NVLINK_OF_CAPABILITY = {sm: g.version for g in NVLINK_GENERATIONS for sm in g.capabilities}
 WITHOUT_NVLINK = (89, 120, 121)  # Ada, and Blackwell for workstations: data sheets of L40S, RTX 6000 Ada, RTX PRO 6000
 

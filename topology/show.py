@@ -25,6 +25,7 @@ COLOURS = {
     "net": "blue",
 }
 SWITCH_COLOURS = {"nvswitch": "green", "pcie": "yellow", "host": "magenta", "memory": "cyan", "net": "blue"}
+SHARP = "  reduces and multicasts (SHARP)"
 BAND = 16  # columns of a matrix that fit beside their labels in 100 characters
 
 # Classes of paths between two devices that cross no other device, best first: word, kinds of switch, colour, meaning.
@@ -124,7 +125,7 @@ def _tree(topology: Topology) -> Tree:
         if switch.node not in nodes:
             joined = len({k.src for k in topology.links if k.dst == topology.n + j})
             name = topology.vertex_label(topology.n + j), f"bold {SWITCH_COLOURS[switch.kind]}"
-            root.add(Text.assemble(name, f"  joins {joined}"))
+            root.add(Text.assemble(name, f"  joins {joined}", SHARP if switch.sharp else ""))
     return root
 
 
@@ -181,6 +182,7 @@ def _picture(topology: Topology, node: int, parent: dict[int, int]) -> list[tupl
             line = Text(name, style=f"bold {SWITCH_COLOURS[kind]}")
             if len(topology.nodes) == 1:  # --drop-link takes its number; with it, several nodes would not look alike
                 line.append(f" (vertex {v})", style="dim")
+            line.append(SHARP if topology.switches[v - n].sharp else "", style="")
             lines.append((depth, Text.assemble(line, facts[v])))
             draw([w for w in mine if parent.get(w) == v], depth + 1)
             lines.extend((depth + 1, line) for line in cards.get(v, ()))

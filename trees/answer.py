@@ -9,6 +9,7 @@ from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
 
 SHALLOW = "depth-"  # of the schemes of method ``shallow``, before the number of hops
 UNPACKED = "so many ranks have no paths of their own for it, and a plan takes those of all scatters"
+SHARP = "sharp"  # the scheme of AllReduces with sums in switches, which no plan of a job has
 TIERS = "tiers"  # the scheme for very many ranks, whose trees are both fast and shallow
 ProvedTrees = tuple[tuple[Tree, ...], Fraction, Certificate]  # with their rate
 

@@ -10,7 +10,7 @@ from .answer import TIERS, UNPACKED, checked, nothing, packing_of
 from .baselines import few, groups, ilp, mwu, rings
 from .cluster import assembly, hierarchy
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
-from .graph.fabric import Arc
+from .graph.fabric import Arc, Kept
 from .graph.turning import turned, turning
 from .patterns import chains, hybrid, shallow, stars
 from .problem import BACKWARDS, MANY_RANKS, OUT_OF_TIME, Method, MethodOptions, Problem, Solution
@@ -86,6 +86,7 @@ ORDER: tuple[tuple[str, Callable[[Problem], bool]], ...] = (
 CHAIN_RANKS = 256  # up to which one chain takes a second, and is tried when time is over
 AUTOMATIC = frozenset(name for name, _ in ORDER)
 Arguments = tuple[str, str, int, MethodOptions]  # method, collective, root
+_PLANNED: Kept[Arguments, Solution | str] = Kept()
 
 
 def pack_on_links(problem: Problem, method: str) -> Packing:
@@ -119,7 +120,7 @@ def pack_on_links(problem: Problem, method: str) -> Packing:
 
 def _planned(problem: Problem, name: str) -> Solution | str:
     """What a method finds, once for a problem."""
-    memo: dict[Arguments, Solution | str] = problem.fabric.memo.setdefault("planned", {})
+    memo = _PLANNED.of(problem.fabric)
     key = name, problem.collective, problem.root, problem.options
     if key in memo:
         return memo[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +14,7 @@ from .bounds.certify import certify, prices_certificate, quick
 from .deadline import NEVER, Deadline
 from .graph.boxes import Box, boxes_of, oriented
 from .graph.cuts import MAX_VERTICES
-from .graph.fabric import Arc, Fabric
+from .graph.fabric import Arc, Fabric, Kept
 from .graph.logical import Capacities, LogicalGraph, capacities_of, logical_graph
 from .graph.tiers import families, tiers
 from .tree import Certificate, Tree
@@ -61,6 +61,9 @@ class MethodOptions(msgspec.Struct, frozen=True):
                 f"nbytes is {self.nbytes} and switch_seconds {self.switch_seconds}, expected 0 or more; correct them"
             )
         return self
+
+
+_BOUNDS: Kept[tuple[str, int], Certificate] = Kept()  # by collective and root
 
 
 class Problem(msgspec.Struct, frozen=True, dict=True):
@@ -132,9 +135,9 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
     @property
     def certificate(self) -> Certificate:
         """The best bound of these links."""
-        memo, key = self.fabric.memo, ("bound", self.collective, self.root)
+        memo, key = _BOUNDS.of(self.fabric), (self.collective, self.root)
         if key in memo:
-            return cast(Certificate, memo[key])
+            return memo[key]
         found = certify(self.fabric, self.collective, self.root, self.deadline, self.groups)
         if not self.deadline.late():  # else more time may find a better one
             memo[key] = found
@@ -143,7 +146,7 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
     def tighten(self, found: Certificate) -> None:
         """Use ``found`` as the certificate from now on if its bound is smaller."""
         if found.capacity_mbps / found.divisor < self.bound:
-            self.fabric.memo["bound", self.collective, self.root] = found
+            _BOUNDS.of(self.fabric)[self.collective, self.root] = found
 
     def tighten_by(self, prices: Mapping[Arc, int | Fraction]) -> None:
         """Use the bound of these prices of links from now on if it is smaller."""

@@ -16,6 +16,7 @@ int64_t fake_waits, fake_external, fake_before; /* waits for events, those of gr
 int64_t fake_records, fake_behind;              /* records of events; launches before the last one */
 uint64_t fake_context = 77, fake_foreign = 1; /* the address of another GPU's memory */
 uint64_t fake_current_stream;
+uint64_t fake_copies, fake_context_of_last; /* copies on a stream; the context in which the last launch was made */
 int64_t fake_gil; /* whether the last launch was made with the GIL held */
 
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -24,11 +25,18 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
   (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra;
   l->function = (uint64_t)function, l->grid = gx, l->block = bx, l->stream = (uint64_t)stream;
   memcpy(l->words, parameters[0], 8 * (size_t)fake_words);
-  fake_gil = PyGILState_Check();
+  fake_gil = PyGILState_Check(), fake_context_of_last = fake_context;
   return (int)fake_error;
 }
 
 int cuCtxGetCurrent(uint64_t *context) { return *context = fake_context, 0; }
+
+int cuCtxSetCurrent(void *context) { return fake_context = (uint64_t)context, 0; }
+
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+  (void)to, (void)from, (void)bytes, (void)stream;
+  return fake_copies++, 0;
+}
 
 int cuPointerGetAttribute(void *found, int attribute, uint64_t at) {
   fake_asked++;
@@ -43,6 +51,8 @@ int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
 }
 
 int cuEventRecord(void *event, void *stream) { return (void)event, (void)stream, fake_records++, fake_behind = fake_launches, 0; }
+
+int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) { return fake_external += flags & 1, cuEventRecord(event, stream); }
 
 int cuStreamIsCapturing(void *stream, int *found) { return (void)stream, *found = (int)fake_captured, 0; }
 

@@ -1,6 +1,6 @@
-"""Write the tables of ``docs/lang.md`` from the result files: ``python benchmarks/lang/page.py``.
+"""The tables of ``docs/lang.md``, from the result files.
 
-One is of what ``simulate.py`` wrote, one of what ``measure.py`` wrote; the performance page has all of the latter.
+One is of what ``simulate.py`` wrote, one of what ``measure.py`` wrote; the page of measurements has all of the latter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from benchmarks.pages.rows import exact_size_text, line, ratio_text, table_head 
 
 RESULTS = ROOT / "benchmarks" / "results"
 SIMULATED = RESULTS / "lang-library.json"
-PAGE = ROOT / "docs" / "lang.md"
 
 
 def measured_files() -> list[Path]:
@@ -65,22 +64,8 @@ def cell(row: dict[str, Any] | None) -> str:
     return f"{time_of(row['algorithm']['us'] / 1e6)} ({others})"
 
 
-def with_tables(text: str) -> str:
-    """A page with the tables of the result files in their places."""
+def tables() -> dict[str, str]:
+    """Both tables by their names."""
     simulated = json.loads(SIMULATED.read_text(encoding="utf-8"))
     measured = [json.loads(path.read_text(encoding="utf-8")) for path in measured_files()]
-    return between(between(text, "simulated", simulated_table(simulated)), "measured", measured_table(measured))
-
-
-def between(text: str, name: str, table: str) -> str:
-    """A page with a table between the marks of its name."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, found, rest = text.partition(begin)
-    _, ended, after = rest.partition(end)
-    assert found, f"{PAGE} has no {begin}"
-    assert ended, f"{PAGE} has no {end}"
-    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return {"simulated": simulated_table(simulated), "measured": measured_table(measured)}

@@ -1,7 +1,7 @@
 """The figures of the Blink paper, one by one: ``python -m benchmarks.paper FIGURE``, or ``all``.
 
-Each makes ``paper-FIGURE.json`` and pictures beside it, and writes its tables into docs/paper.md. ``--plot`` draws
-from the file that is there. ``training`` draws what ``benchmarks/training/figure.py`` has simulated.
+Each makes ``paper-FIGURE.json`` and pictures beside it; ``make docs`` makes the tables of docs/paper.md from them.
+``--plot`` draws from the file that is there. ``training`` draws what ``benchmarks/training/figure.py`` has simulated.
 """
 
 import argparse
@@ -15,11 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.paper import chunks, dgx2, hybrid, servers, speedup, throughput, trees  # noqa: E402
-from benchmarks.planner.methods import with_tables  # noqa: E402
 from benchmarks.training import figure as training  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "paper.md"
 FIGURES: dict[str, Any] = {f.NAME: f for f in (speedup, throughput, trees, chunks, hybrid, dgx2, servers)}
 
 
@@ -32,7 +30,7 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run some figures, draw them, write the page."""
+    """Run some figures and draw them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("figure", choices=[*FIGURES, "training", "all"], help="one of the paper's figures")
     parser.add_argument("-o", type=Path, default=RESULTS, dest="folder", metavar="FOLDER", help="benchmarks/results")
@@ -51,11 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         rows = json.loads(training.RESULT.read_text())["rows"]
         training.draw(rows, list(rows[0]["steps"]), args.folder / "training-sets.svg")
         print(f"training: {args.folder / 'training-sets.svg'}, from {training.RESULT.name}")
-    missing = [name for name in FIGURES if not (RESULTS / f"paper-{name}.json").exists()]
-    if args.folder == RESULTS and not missing:
-        PAGE.write_text(with_tables(PAGE.read_text(), tables()))
-    elif args.folder == RESULTS:
-        print(f"docs/paper.md is not written: {', '.join(missing)} have no result yet")
     return 0
 
 

@@ -4,7 +4,7 @@ The files of calls between GPUs were measured several times, with other protocol
 collects, for each collective, type and size, the least time of each protocol and scheme that was measured, in graphs
 and out of place, and judges two choices: of what was measured, that with the least prediction
 (``planning/gpus/kernel_times.py``), and what the selection table takes. Writes ``results/choice-gpu.json``; ``--page``
-writes the table of docs/certainty.md from it.
+prints its table.
 """
 
 import argparse
@@ -21,14 +21,12 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks.gpu_certainty import (  # noqa: E402
     COLLECTIVES,
-    PAGE,
     Measurement,
     machine_of,
     of_document,
     plan_of,
     predicted_us,
 )
-from benchmarks.planner.methods import with_tables  # noqa: E402
 from blinkmpi.planning.gpus.kernel_times import WORTH  # noqa: E402
 from blinkmpi.planning.selection import choose  # noqa: E402
 
@@ -119,14 +117,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Judge and write the file, or write the page from it."""
+    """Judge and write the file, or print what it says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--page", action="store_true", help="write the page from the file that is there")
+    parser.add_argument("--table", action="store_true", help="print the table of the file that is there")
     args = parser.parse_args(argv)
-    if args.page:
-        rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
-        page = with_tables(PAGE.read_text(encoding="utf-8"), {"gpu choice": table(rows)})
-        PAGE.write_text(page, encoding="utf-8")
+    if args.table:
+        print(table(json.loads(RESULT.read_text(encoding="utf-8"))["rows"]))
         return 0
     commits = sorted({commit for _, commit, _ in versions()})
     found = {"format": "blinkmpi.choice-gpu", "version": 1, "commits": commits, "rows": judged()}

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.paper.simulated import nccl_rings, seconds_of  # noqa: E402
-from benchmarks.planner.methods import head, with_tables  # noqa: E402
+from benchmarks.planner.methods import head  # noqa: E402
 from blinkmpi.planning.subsets import PCIE_MBPS, Allocations, connected  # noqa: E402
 from blinkmpi.topology.machines import machine  # noqa: E402
 from blinkmpi.topology.model import Topology  # noqa: E402
@@ -30,7 +30,6 @@ from blinkmpi.util.figure import COLOURS, new_figure, save  # noqa: E402
 MACHINE = "dgx-1v"
 RESULTS = ROOT / "benchmarks" / "results"
 SOURCE, RESULT, PICTURE = RESULTS / "training-np2.json", RESULTS / "training-sets.json", RESULTS / "training-sets.svg"
-PAGE = ROOT / "docs" / "pytorch.md"
 FEWEST = 3  # GPUs: of two, there is no choice
 BATCH = 32  # images of a GPU
 # Images a second of one V100 in training ResNet-50 v1.5 with PyTorch 21.03, as NVIDIA publishes them:
@@ -176,7 +175,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Simulate, write the file, the picture and the table of the page."""
+    """Simulate, write the file and the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--source", type=Path, default=SOURCE, metavar="FILE", help="of measure.py --gradients")
     parser.add_argument("--plot", action="store_true", help="draw from the file that is there")
@@ -191,7 +190,6 @@ def main() -> None:
         found = {**head("training-sets"), **facts, "rows": simulated(rows)}
         RESULT.write_text(json.dumps(found, indent=1) + "\n")
     rows = json.loads(RESULT.read_text())["rows"]
-    PAGE.write_text(with_tables(PAGE.read_text(), {"training-sets": summary(rows)}))
     draw(rows, list(rows[0]["steps"]), PICTURE)
 
 

@@ -8,8 +8,6 @@ from .machine import world
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
-    parser.description = ("Time and check collectives: mpirun -np 4 blinkmpi bench all_reduce -b 64K -e 256M -f 4 "
-                          "--compare mpi")  # fmt: skip
     add_flags(parser)
 
 

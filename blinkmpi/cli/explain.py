@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer; the exit code."""
-    if args.topology is None and not (args.gpus or args.drop_link or args.scale or args.rate or args.switch):
+    changes = args.gpus, args.drop_link, args.scale, args.rate, args.switch, args.sharp
+    if args.topology is None and not any(changes):
         ranks = world(args)
         if ranks.size > 1:
             return _explain_live(args, ranks)

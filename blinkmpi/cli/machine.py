@@ -20,13 +20,25 @@ Answer = Callable[[Topology, int], int]  # of the machine and its live ranks, 0 
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """Which machine, and what of it."""
     add = parser.add_argument
-    add("topology", nargs="?", metavar="TOPOLOGY", help="dgx-1v, dgx-a100:4, cpu:4, FILE, FILE:4; default: here")
+    text = "dgx-1v, dgx-a100:4, cpu:4, FILE, FILE:4; default: here"
+    machine: Any = add("topology", nargs="?", metavar="TOPOLOGY", help=text)
+    machine.completer = _machines
     add("--gpus", metavar="LIST", help="take these devices alone: 1,4,5,6 or 0-3")
     add("--drop-link", action="append", default=[], metavar="A-B", help="without the links of a pair")
     add("--scale", action="append", default=[], metavar="KIND=F", help="links of a kind at this factor")
     add("--rate", action="append", default=[], metavar="KIND=GB/s", help="one link of a kind, each way: nvlink=50")
+    add("--sharp", metavar="KINDS", help="these switches reduce and multicast: nvswitch, nvswitch,net or none")
     add("--switch", action="store_true", help="NV# of a text of nvidia-smi leads to a switch, not to each GPU")
     add("--json", action="store_true", help="print JSON")
+
+
+def _machines(prefix: str, **_: Any) -> list[str]:
+    """What a shell may complete: machines of the catalogue, and files."""
+    from glob import glob
+
+    from ..topology.machines import names
+
+    return [name for name in [*names(), *glob(f"{prefix}*")] if name.startswith(prefix)]
 
 
 def on_machine(args: argparse.Namespace, answer: Answer) -> int:
@@ -62,7 +74,7 @@ def named(spec: str, rates: Mapping[str, int], *, switch: bool = False) -> Topol
 
 def changed(args: argparse.Namespace, topology: Topology) -> Topology:
     """The part of a machine, and at the rates, that the flags say."""
-    return modify(topology, gpus=args.gpus, drop_link=args.drop_link, scale=args.scale)
+    return modify(topology, gpus=args.gpus, drop_link=args.drop_link, scale=args.scale, sharp=args.sharp)
 
 
 def world(args: argparse.Namespace) -> Any:

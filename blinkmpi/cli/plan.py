@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ArgumentError
 from ..planning.explain import share_text, shares
+from ..planning.in_switch import InSwitch, beside, packing_in_switch
 from ..planning.plan import Plan
 from ..planning.planner import make_plan
 from ..planning.slots import Gpus
 from ..program.call import collective_named
 from ..topology.model import Topology
+from ..trees.answer import SHARP
 from ..trees.packing import extra_methods, pack
 from ..trees.pareto_front import pareto
 from ..trees.problem import MethodOptions
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine(parser)
     parser.add_argument("-o", metavar="FILE", dest="output", help="write the plan's file")
     add_collective(parser)
-    what = "auto, exact, mwu, few, rings, ...; see the docs"
+    what = "auto, exact, mwu, few, rings, ...; sharp: sums in the switches, not executed here; see the docs"
     parser.add_argument("--method", default="auto", metavar="M", help=what)
     for name, knob in KNOBS.items():
         used = f"{knob.what} ({', '.join(knob.methods)})"
@@ -94,6 +96,9 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
         raise ArgumentError("--trees is for --diff A B; leave it out, a plan of one --collective shows its trees")
     if args.lang and (args.pareto or args.json):
         raise ArgumentError("--lang prints one program; leave --pareto and --json out")
+    if args.method == SHARP and (args.lang or args.pareto):
+        raise ArgumentError("method sharp has sums in the switches, which no program of ranks makes; leave --lang and "
+                            "--pareto out")  # fmt: skip
     methods, options = _methods(args)
     if args.plot:
         from ..util.figure import check_target
@@ -114,6 +119,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
         found, left_out = _by_method(topology, wanted, args.root, methods, options)
     elif not args.output:
         found = _planned(topology, wanted, args.root, mpi, gpus)
+    in_switch = next((one for p, _ in found if (one := beside(p, topology, packed=True))), None)
     front = _front(topology, found[0][0], args.root) if args.pareto else ()
     if args.plot:
         from ..plot.trees import draw_packing
@@ -125,16 +131,16 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
         print(python_of(found[0][0]), end="")
         return 0
     if args.json:
-        _print_json(topology, found, front, one=bool(args.collective), left_out=left_out)
+        _print_json(topology, found, front, in_switch, one=bool(args.collective), left_out=left_out)
         return 0
     from . import show as cli_show
 
     if front:
         show(cli_show.front(front, found[0][0], topology))
     elif args.collective:
-        show(cli_show.packing(found[0][0], found[0][1], topology))
+        show(cli_show.packing(found[0][0], found[0][1], topology, in_switch))
     else:
-        show(cli_show.packings(found, topology, left_out))
+        show(cli_show.packings(found, topology, left_out, in_switch))
     return 0
 
 
@@ -187,7 +193,11 @@ def _by_method(
         try:
             able = methods if len(methods) == 1 else extra_methods(topology, collective, root=root)
             method = next((some for some in methods if some in able), methods[0])
-            packing = pack(topology, collective, root=root, method=method, options=options, seconds=read().plan_s)
+            seconds = read().plan_s
+            if method == SHARP:
+                packing = packing_in_switch(topology, collective, seconds)
+            else:
+                packing = pack(topology, collective, root=root, method=method, options=options, seconds=seconds)
         except ArgumentError as error:
             if len(wanted) == 1:
                 raise
@@ -210,13 +220,18 @@ def _front(topology: Topology, packing: Packing, root: int) -> tuple[Packing, ..
 
 
 def _print_json(
-    topology: Topology, found: Found, front: Sequence[Packing], *, one: bool, left_out: dict[str, str]
-) -> None:
+    topology: Topology, found: Found, front: Sequence[Packing], in_switch: InSwitch | None, *, one: bool,
+    left_out: dict[str, str],
+) -> None:  # fmt: skip
     reports = [report(*pair) for pair in found]
     head: dict[str, Any] = {"format": "blinkmpi.plan-report", "version": 1, "machine": topology.name}
     body: dict[str, Any] = reports[0] if one else {"plans": reports, "left_out": left_out}
     if front:
         body["pareto"] = [report(p) for p in front]
+    if in_switch is not None:
+        packed = {} if in_switch.packing is None else report(in_switch.packing)
+        bound = {"bound_gbps": float(in_switch.bound.bound / 1000), "certificate": plain(in_switch.bound)}
+        body["allreduce_in_switches"] = {**packed, **bound, "executed": False}
     print(json.dumps({**head, **body}, indent=1))
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from ..doctor.report import Report
 from ..planning.advice import Advice
 from ..planning.explain import gap_text, share_text, shares, what_bounds
+from ..planning.in_switch import InSwitch
 from ..planning.subsets import Spread, Subset, by_size, summary
 from ..topology.model import Topology
 from ..topology.show import table_of
@@ -22,8 +23,9 @@ BAR = 30
 
 
 def packings(
-    found: Sequence[tuple[Packing, float]], topology: Topology, left_out: Iterable[str] = ()
-) -> RenderableType:
+    found: Sequence[tuple[Packing, float]], topology: Topology, left_out: Iterable[str] = (),
+    in_switch: InSwitch | None = None,
+) -> RenderableType:  # fmt: skip
     """One row for each collective, then the certificates."""
     table = table_of("collective", "scheme", ">trees", ">depth", ">rate GB/s", ">bound GB/s", "optimal")
     proofs = Table.grid(padding=(0, 2))
@@ -39,10 +41,11 @@ def packings(
     title = Text(f"{topology.name}, {plural(topology.n, 'rank')}, over {', '.join(links) or 'no links'}", "bold")
     rest = [Text(f" not by this method: {', '.join(left_out)}", "dim")] if left_out else []
     why, end = Text(" What bounds the rates of trees", "bold"), Text(f"\n planned in {time_text(total)}", "dim")
-    return Group(title, table, *rest, why, proofs, end)
+    sums = [Text("\n In the switches", "bold"), Text(f" allreduce  {in_switch.text}")] if in_switch else []
+    return Group(title, table, *rest, why, proofs, *sums, end)
 
 
-def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
+def packing(p: Packing, seconds: float, topology: Topology, in_switch: InSwitch | None = None) -> RenderableType:
     """One collective with all its trees."""
     rate, bound = float(p.rate / 1000), float(p.bound / 1000)
     head = Table.grid(padding=(0, 2))
@@ -53,11 +56,14 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
         gap = f"{gap_text(rate, bound, p.optimal)} of {what_bounds(p, topology)}"
         head.add_row("rate", Text(f"{rate:.4g} GB/s, {gap}", "green" if p.optimal else "yellow"))
         head.add_row("bound", f"{bound:.4g} GB/s: {p.certificate.text}")
+    if in_switch is not None:
+        head.add_row("in switches", in_switch.text)
     head.add_row("links", p.links or "none")
     head.add_row("planned in", time_text(seconds))
     what, names = "rank", [str(r) for r in range(p.n)]
     if topology.renumbered:  # as pictures and the bound name them
         what, names = topology.devices[0].kind.upper(), [str(d.index) for d in topology.devices]
+    names += [topology.vertex_label(v) for v in range(p.n, p.n + len(topology.switches))]  # where these make sums
     table = table_of(">tree", ">share", ">GB/s", ">depth", f">root {what}", f"edges between {what}s, from the root...")
     for i, (tree, share) in enumerate(zip(p.trees, shares(p), strict=True)):
         weight = "-" if p.certificate.kind == "trivial" else f"{float(tree.weight / 1000):.4g}"
@@ -65,6 +71,14 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
     where = f" from {what} {names[p.root]}" if p.root >= 0 else ""
     title = Text(f"{p.collective}{where}, {plural(p.n, 'rank')} on {topology.name}\n", "bold")
     return Group(title, head, Text(), table)
+
+
+def facts(title: str, rows: Sequence[tuple[str, str]]) -> RenderableType:
+    """A title, and a line for each fact."""
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows:
+        table.add_row(f" {name}", text)
+    return Group(Text(f"\n{title}", "bold"), table)
 
 
 def front(found: Sequence[Packing], best: Packing, topology: Topology) -> RenderableType:

@@ -7,20 +7,26 @@ import json
 from typing import TYPE_CHECKING
 
 from ..bench.verification import count_wrong, fill
+from ..errors import ArgumentError
 from ..lang.algorithms import shares_memory
 from ..planning.algorithms import chunk_of_algorithm
+from ..planning.defaults import rule_of
 from ..planning.explain import link_text
+from ..planning.in_switch import packing_in_switch
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
-from ..planning.plan import Rule
+from ..planning.plan import Rule, chunk_for
 from ..planning.selection import choose, program_for
 from ..planning.slots import LINK_SLOTS
 from ..program import interpreter
+from ..program.check import check
 from ..program.cost_model import price, timeline
 from ..program.ir import Program
+from ..program.lower import lower
 from ..program.reduction import dtype_of
 from ..program.routes import Routes, cheapest_routes
 from ..topology.model import Topology
 from ..util.codec import plain
+from ..util.settings import read
 from ..util.text import plural, size_text, time_text
 from .calls import add_call, algorithm_of, call_of, plan_for
 from .machine import add_machine, on_machine
@@ -40,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_call(parser)
     what = "write every chunk on every link as a trace, for Perfetto or chrome://tracing"
     parser.add_argument("--trace", metavar="FILE", help=what)
+    what = "an allreduce whose sums the machine's switches make (SHARP), which nothing here executes"
+    parser.add_argument("--in-switch", action="store_true", help=what)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,13 +57,21 @@ def run(args: argparse.Namespace) -> int:
 
 def simulate(args: argparse.Namespace, topology: Topology) -> int:
     """Run the call on every rank's data, if it is short, and predict its time; 1 if a result is wrong."""
-    made = algorithm_of(args, topology, custom=True)
+    if args.in_switch and args.algorithm:
+        raise ArgumentError("--in-switch takes trees of its own; leave --algorithm out")
+    made = None if args.in_switch else algorithm_of(args, topology, custom=True)
     call = call_of(args, topology, made)
-    if made is None:
+    routes: Routes
+    if args.in_switch:
+        packing = packing_in_switch(topology, call.collective, read().plan_s)
+        rule = rule_of(packing, topology, call)
+        program = lower(packing, call, chunk_bytes=chunk_for(packing, call, rule), depth=rule.depth)
+        check(program, switches=len(topology.switches))
+        routes, scheme, bound, narrow = packing, packing.scheme, packing.bound, False
+    elif made is None:
         plan = plan_for(topology, call)
         rule = choose(plan, call)
         packing = plan.packing(call.collective, call.root, rule.scheme)
-        routes: Routes
         program, bound = program_for(plan, call, rule), packing.bound
         routes, scheme, narrow = packing, packing.scheme, plan.wire == "operand"
     else:
@@ -82,7 +98,7 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
         body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
                 "scheme": scheme, "seconds": cost.seconds, "algbw": cost.algbw,
                 "busbw": cost.algbw * call.bus_factor, "busy": busy, "wrong": wrong}  # fmt: skip
-        print(json.dumps(body, indent=1))
+        print(json.dumps({**body, **({"executed": False} if args.in_switch else {})}, indent=1))
         return int(bool(wrong))
     from . import show as cli_show
 
@@ -94,9 +110,10 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
         result = "nothing to compare"
     busiest = sorted(cost.busy, key=lambda row: (-row[3], row[:2]))
     rows = [(link_text(topology, s, d, k), t / cost.seconds) for s, d, k, t in busiest[:BUSIEST]]
+    how = ", not executed here" if args.in_switch else ""
     facts = {
         "call": f"{call.collective} of {size_text(call.nbytes)}, {call.dtype} {call.op}".rstrip(),
-        "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {scheme}",
+        "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {scheme}{how}",
         "result": result,
         "predicted": time_text(cost.seconds) if cost.seconds else "nothing travels",
         "algbw": f"{cost.algbw:.4g} GB/s"

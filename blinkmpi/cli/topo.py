@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from ..errors import ArgumentError
+from ..planning.in_switch import allreduce_bounds
 from ..topology.importers import load, on_gpus_of
 from ..topology.model import Topology
 from ..util.progress import StderrBar
@@ -64,6 +65,10 @@ def topo(args: argparse.Namespace, topology: Topology) -> int:
         from ..topology.show import render
 
         show(render(topology))
+        if topology.sharp:
+            from . import show as cli_show
+
+            show(cli_show.facts("An allreduce on these links", allreduce_bounds(topology)))
     return 0
 
 
@@ -74,7 +79,7 @@ def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
     from ..util.cache_folder import cache_dir, keep
     from .live import gathered
 
-    for flag in ("gpus", "drop_link", "scale", "rate", "switch", "on", "plot", "diff"):
+    for flag in ("gpus", "drop_link", "scale", "rate", "sharp", "switch", "on", "plot", "diff"):
         if getattr(args, flag):
             name = "--" + flag.replace("_", "-")
             raise ArgumentError(f"--measure measures the machine as it is; leave out {name}, or write the machine "

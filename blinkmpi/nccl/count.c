@@ -8,23 +8,15 @@
  * The counts lie in a page that others can read while the process runs: counts.py reads it. Its 8-byte words have one writer
  * at a time, under a lock. A forked child has counts of its own, and so has a program that it executes. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include "own.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-
-typedef void *comm_t, *stream_t;
-typedef int result_t; /* of NCCL: 0 is success */
-
-enum { SUCCESS = 0, INTERNAL_ERROR = 3, IN_PROGRESS = 7 };
 enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV };
 enum { COMMS = 256, RECORDS = 4096, NAME = 64 };
 enum { NO_OP = -1, CUSTOM_OP = 5 }; /* ncclRedOp_t: from 5 on a program's own */
@@ -50,33 +42,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static page_t *page;
 static pid_t owner;
 static comm_t handle[COMMS]; /* by number; NULL once it is destroyed */
-static __thread int inside;  /* a call of NCCL's, which may call NCCL's functions by these names */
 static __thread int depth, in_group;
 static __thread record_t *first_of_group;
-
-/* ---- NCCL's own functions */
-
-static void *find(const char *name) {
-  static void *opened;
-  void *found = dlsym(RTLD_NEXT, name);
-  if (!found && !opened) opened = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
-  if (!found && !opened && getenv("BLINKMPI_NCCL_LIBRARY")) opened = dlopen(getenv("BLINKMPI_NCCL_LIBRARY"), RTLD_LAZY);
-  return found ? found : opened ? dlsym(opened, name) : NULL;
-}
-
-/* NCCL's function of a name: the strong one, pncclX, which is never ours. */
-static void *nccl(void **kept, const char *name) {
-  void *found = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
-  if (found) return found;
-  if (!(found = find(name))) {
-    static int told;
-    if (!__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
-      fprintf(stderr, "blinkmpi: NCCL has no %s that can be found; set BLINKMPI_NCCL_LIBRARY to its libnccl.so.2\n", name);
-    return NULL;
-  }
-  __atomic_store_n(kept, found, __ATOMIC_RELEASE);
-  return found;
-}
 
 /* ---- the page */
 
@@ -223,14 +190,6 @@ static void forget(comm_t comm) {
 }
 
 /* ---- what the program calls */
-
-#define CALL(name, types, ...)                                                   \
-  static void *kept;                                                             \
-  result_t(*const call) types = (result_t(*) types)nccl(&kept, "pnccl" #name);   \
-  if (!call) return INTERNAL_ERROR;                                              \
-  inside++;                                                                      \
-  const result_t result = call(__VA_ARGS__);                                     \
-  inside--;
 
 EXPORT result_t ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, comm_t comm, stream_t stream) {
   CALL(AllReduce, (const void *, void *, size_t, int, int, comm_t, stream_t), send, recv, count, type, op, comm, stream)

@@ -1,6 +1,7 @@
 """The fastest scheme and chunk for vectors of each size, by the cost model (Blink section 3.2.1)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from ..program.call import call_of_bytes
@@ -9,6 +10,8 @@ from ..program.estimate import Estimate
 from ..program.lower import lower
 from ..topology.model import Topology
 from ..trees.deadline import NEVER, Deadline
+from ..trees.graph.fabric import Kept, fabric
+from ..trees.problem import BACKWARDS
 from ..trees.tree import Packing
 from .slots import Choice
 
@@ -42,6 +45,25 @@ class _Contender(NamedTuple):
         """The least seconds, and the slots that give them; the smallest of equals."""
         choices = [Choice(0, self.scheme, chunk, depth, chunk) for chunk, depth in self.slots]
         return min((self.seconds(nbytes, choice), choice) for choice in choices)
+
+
+Offered = tuple[tuple[str, Fraction, int, int], ...]  # packings: scheme, rate, trees, depth
+_FASTEST: Kept[tuple[str, int, Offered], tuple[Choice, ...]] = Kept()
+
+
+def fastest_once(
+    packings: Sequence[Packing], topology: Topology, slots: Slots, otherwise: tuple[int, int]
+) -> tuple[Choice, ...]:
+    """As :func:`fastest`, once for packings that are alike.
+
+    Where links are equally fast both ways, a reduce takes the choices of a broadcast; not between nodes, where one rank
+    sends its messages one after another.
+    """
+    links = fabric(topology, topology.kinds())
+    collective, root = packings[0].collective, packings[0].root
+    alike = BACKWARDS.get(collective, collective) if links.even and len(topology.nodes) == 1 else collective
+    key = alike, root, tuple((p.scheme, p.rate, len(p.trees), p.depth) for p in packings)
+    return _FASTEST.once(links, key, lambda: tuple(fastest(packings, topology, slots, otherwise)))
 
 
 def fastest(

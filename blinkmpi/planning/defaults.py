@@ -129,7 +129,9 @@ def choices_of(
     found: dict[int, tuple[Choice, ...]] = {}
     for root, packings in by_root.items():
         if estimated:
-            found[root] = _fastest(packings, topology)
+            from .by_size import fastest_once
+
+            found[root] = fastest_once(packings, topology, link_slots, LINK_SLOTS)
             continue
         best = max(packings, key=lambda p: 0 if p.multicast else p.rate)  # the first of equals
         slots = MEMORY_SLOTS if best.multicast else _slots_on_links(best, topology)
@@ -137,26 +139,6 @@ def choices_of(
     found |= {turn.root: found[turn.like] for turn in plan.turns if turn.like in found}
     usual = Counter(found.values()).most_common(1)[0][0]
     return {-1: usual, **{root: own for root, own in found.items() if root >= 0 and own != usual}}
-
-
-def _fastest(packings: Sequence[Packing], topology: Topology) -> tuple[Choice, ...]:
-    """The choices by the cost model.
-
-    Where links are equally fast both ways, a reduce takes those of a broadcast; not between nodes, where one rank sends
-    its messages one after another.
-    """
-    from ..trees.graph.fabric import fabric
-    from ..trees.problem import BACKWARDS
-    from .by_size import fastest
-
-    links = fabric(topology, topology.kinds())
-    collective, root = packings[0].collective, packings[0].root
-    alike = BACKWARDS.get(collective, collective) if links.even and len(topology.nodes) == 1 else collective
-    key = "by size", alike, root, tuple((p.scheme, p.rate, len(p.trees), p.depth) for p in packings)
-    known: tuple[Choice, ...] | None = links.memo.get(key)
-    found = known or tuple(fastest(packings, topology, link_slots, LINK_SLOTS))
-    links.memo[key] = found
-    return found
 
 
 def rule_of(packing: Packing, topology: Topology, call: Call) -> Rule:

@@ -19,10 +19,12 @@ from ..program.call import BLOCKED, Call
 from ..program.cost_model import Price
 from ..program.lower import slot_width
 from ..topology.model import Topology
+from ..trees.answer import SHARP
 from ..trees.tree import Packing, Tree
 from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
 from .defaults import rule_of
+from .in_switch import beside, sums_in_switches
 from .plan import ONE_SHOTS, PACKETS, PassedOver, Plan, Rule
 from .predictor import Basis, ByLinks, Predictor
 from .selection import choose, program_for
@@ -33,7 +35,6 @@ WIDTH = 100
 _LABEL = 12
 BUSIEST = "the cores, by what steps of these kinds took here (blinkmpi tune)"  # of a prediction by steps
 ELSE = {"steps": "by the rate of copies", "kernels": "by a simulation at the rates of the links"}
-BY_NVLS = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")  # where a switch reduces or multicasts
 SHOTS = {"one_shot": "to all that need them, who reduce", "two_shot": "to a slice's owner, who reduces and sends on"}
 ON_GPUS = {  # protocols of GPUs besides slots
     **{
@@ -76,7 +77,8 @@ class Explanation(Document, frozen=True):
 
     ``scheme`` is what runs; ``mpi`` is MPI's own collective, and ``chosen`` is None then. ``others`` are the schemes
     that do not run, fastest prediction first, ``passed_over`` the methods that have no packing here. ``live`` are lines
-    about the running job. ``renumbered`` says which GPUs the ranks are, where their numbers differ.
+    about the running job. ``renumbered`` says which GPUs the ranks are, where their numbers differ. ``in_switches`` is
+    the bound where switches of the machine could make sums that run in ranks here.
     """
 
     KIND: ClassVar = "explanation"
@@ -95,6 +97,7 @@ class Explanation(Document, frozen=True):
     live: tuple[str, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
     renumbered: str = ""
+    in_switches: str = ""
 
     def text(self) -> str:
         """For a terminal of 100 columns."""
@@ -108,6 +111,7 @@ class Explanation(Document, frozen=True):
             lines += _field("why", self.reason or "the selection table sends calls of this size there")
         else:
             lines += self._chosen(self.chosen)
+        lines += _field("in switches", self.in_switches) if self.in_switches else []
         for i, other in enumerate(self.others):
             lines += _field("not chosen" if i == 0 else "", self._other(other))
         for method, why in dict.fromkeys((one.method, one.why) for one in self.passed_over):
@@ -184,10 +188,15 @@ def explanation(
         raise PlanError(f"the plan for {plan.machine} chooses {rule.scheme!r} for {call.collective} but has no packing "
                         f"for root {call.root}; plan again")  # fmt: skip
     others = tuple(sorted(priced.values(), key=lambda o: (o.seconds, o.scheme)))
+    in_switch = None
+    if call.collective == "allreduce" and topology.sharp:
+        first = plan.schemes(call.collective, call.root)[0]
+        in_switch = beside(plan.packing(call.collective, call.root, first), topology, packed=False)
     if call.widened and plan.wire == "operand":
         live = ("wire: partial results are rounded to the call's type on each hop (wire=operand)", *live)
     return Explanation(
         machine=topology.name, collective=call.collective, ranks=call.n, root=call.root, nbytes=call.nbytes,
+        in_switches=in_switch.text if in_switch else "",
         dtype=call.dtype, op=call.op, scheme=rule.scheme, reason=rule.reason, chosen=chosen, others=others,
         live=tuple(live), passed_over=plan.passed_over_for(call.collective, call.root), renumbered=topology.renumbered,
     )  # fmt: skip
@@ -322,9 +331,12 @@ def what_bounds(packing: Packing, topology: Topology) -> str:
         mbps = [link.mbps for link in topology.links if link.kind == "memory"]
         rates = " to ".join(dict.fromkeys(f"{rate / 1000:.4g}" for rate in (min(mbps), max(mbps))))
         return f"trees at the copy rate {'measured at opening' if measured else 'assumed'}, {rates} GB/s"
-    found = f"trees at the rates {'measured' if measured else 'listed'} for these links"
-    in_switch = packing.collective in BY_NVLS and any(s.kind == "nvswitch" for s in topology.switches)
-    return f"{found}; what the switch does itself (NVLS) is no tree" if in_switch else found
+    rates = f"at the rates {'measured' if measured else 'listed'} for these links"
+    if packing.scheme == SHARP:
+        whose = "any schedule" if packing.certificate.kind == "cut" else "trees with sums in the switches"
+    else:
+        whose = "trees of copies" if sums_in_switches(packing, topology) else "trees"
+    return f"{whose} {rates}"
 
 
 def link_text(topology: Topology, src: int, dst: int, kind: str) -> str:

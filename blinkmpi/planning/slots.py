@@ -4,7 +4,8 @@ from typing import Literal, NamedTuple
 
 KIB = 1 << 10
 Gpus = Literal["", "onehop", "slots", "nodes"]  # how GPUs reach each other: see make_plan; none where CPU ranks call
-# (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md. Of links, the fewest slots.
+# (largest slot in bytes, slots of a channel), from trials on one machine: docs/cpu_internals.md.
+# Of links, the fewest slots.
 LINK_SLOTS = (128 * KIB, 4)
 GPU_SLOTS = (32 * KIB, 4)
 PAIR_SLOTS = (64 * KIB, 4)  # between 2 GPUs; from runs on two H100

@@ -19,11 +19,11 @@ from ..planning.explain import gap_text, share_text, shares, trees_text, what_bo
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
 from ..trees.graph.fabric import fabric
-from ..trees.tree import PER_RANK, Packing, Tree
+from ..trees.tree import PER_RANK, Edge, Packing, Tree
 from ..util.figure import COLOURS, DARK, SWITCH, bare, check_target, new_figure, save
 from ..util.text import plural
-from .layout import Points, Position, arrow_head, curve, extent, places
-from .machine import stage
+from .layout import Points, Position, arrow_head, curve, extent, number_of, places
+from .machine import stage, word_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +37,11 @@ BARS = {"broadcast": COLOURS[0], "allreduce": COLOURS[1], "allgather": COLOURS[2
 def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
     """Draw all trees over the machine, and each of them alone with its share and rate."""
     check_target(path)
+    save(packing_figure(packing, topology), path)
+
+
+def packing_figure(packing: Packing, topology: Topology) -> Figure:
+    """The picture, before it is written."""
     lanes = fabric(topology, packing.links.split("+"))
     spots = places(lanes)
     limit = max(1, min(MOST_TREES, MOST_EDGES // max(1, packing.n)))
@@ -71,9 +76,11 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
         weight = "" if packing.certificate.kind == "trivial" else f"  {float(tree.weight / 1000):.4g} GB/s"
         part = share_text(share) if packing.collective not in PER_RANK else f"block {tree.root}"
         part += f", {share_text(share)} of it" if packing.collective in PER_RANK and share != 1 else ""
-        small.set_title(f"{part}{weight}", fontsize=9 if cell > 1.2 else 7, color=paint[i], pad=2, weight="bold")
+        title = small.set_title(f"{part}{weight}", fontsize=9, color=paint[i], pad=2, weight="bold")
+        room = 0.96 * float(small.get_position(original=True).width) * figure.bbox.width
+        title.set_fontsize(min(9 if cell > 1.2 else 7, 9 * room / title.get_window_extent().width))
     _title(figure, packing, topology, len(drawn))
-    save(figure, path)
+    return figure
 
 
 def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
@@ -131,12 +138,9 @@ def _machine(
         axes.add_patch(Circle((float(place.at[0]), float(place.at[1])), place.size, facecolor=face, edgecolor=edge,
                               linewidth=1.4 if big else 0.7, zorder=4))  # fmt: skip
         if shown and (v < n or big):
-            index = t.devices[v].index if v < n else 0
-            word = str(index) if v < n else t.vertex_label(v).partition("@")[0]
-            points = (13 if v < n else 8) if big else 6.5
-            axes.text(float(place.at[0]), float(place.at[1]), word, ha="center", va="center", zorder=5,
-                      fontsize=points * place.scale, color="white" if is_root else DARK,
-                      weight="bold" if v < n else "normal")  # fmt: skip
+            word = number_of(t, v) if v < n else t.vertex_label(v).partition("@")[0].replace(" ", "\n")
+            points = (13.0 if v < n else 9.0) if big else 6.5
+            word_in(axes, place, word, points, bold=v < n, color="white" if is_root else DARK)
 
 
 def _trees(
@@ -151,14 +155,14 @@ def _trees(
     sharing: dict[frozenset[int], list[tuple[int, bool, int, int]]] = {}
     for i, some in enumerate(ways):
         for up, e in some:
-            sharing.setdefault(frozenset((e.src, e.dst)), []).append((i, up, e.src, e.dst))
+            sharing.setdefault(_shared(e), []).append((i, up, e.src, e.dst))
     lines: list[Points] = []
     heads: list[Points] = []
     widths, colours, styles = [], [], []
     for i, tree in enumerate(trees):
         thick = (1.2 + 2.6 * float(tree.weight) / most) * (0.55 if small else 1.0)
         for up, e in ways[i]:
-            users = sharing[frozenset((e.src, e.dst))]
+            users = sharing[_shared(e)]
             lane = users.index((i, up, e.src, e.dst)) - (len(users) - 1) / 2
             sign = 1 if e.src < e.dst else -1
             line = curve([spots[v] for v in e.path], lane * sign, crowd=len(users))
@@ -172,6 +176,11 @@ def _trees(
         LineCollection(lines, colors=colours, linewidths=widths, linestyles=styles, zorder=2, capstyle="butt")
     )
     axes.add_collection(PolyCollection(heads, facecolors=colours, edgecolors="none", zorder=3))
+
+
+def _shared(e: Edge) -> frozenset[int]:
+    """What an edge shares with others that are drawn beside it: its ends, or, over several switches, these."""
+    return frozenset(e.path[1:-1] if len(e.path) > 3 else (e.src, e.dst))
 
 
 def draw_subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int, path: str) -> None:

@@ -18,11 +18,12 @@ from .reduction import DTYPES, OPS
 Piece = tuple[int, int, tuple[tuple[int, int], ...]]  # start, length, contributions as (rank, offset in its buffer)
 
 
-def check(program: Program, *, wanted: Sequence[Sequence[Piece]] = ()) -> Program:
+def check(program: Program, *, wanted: Sequence[Sequence[Piece]] = (), switches: int = 0) -> Program:
     """Prove the program and return it.
 
     Args:
         wanted: of a custom collective, what each rank must receive, as :func:`expected` says it of others.
+        switches: so many vertices after the ranks may fold and copy, without data of their own. No executor has them.
 
     Proved: stages and channels fit together, no cyclic wait (module docstring), every contribution is folded
     exactly once, every element of every receive buffer is written exactly once, with the right value.
@@ -32,7 +33,7 @@ def check(program: Program, *, wanted: Sequence[Sequence[Piece]] = ()) -> Progra
     """
     if program.chunk < 1 or program.depth < 1:
         raise PlanError(f"chunk {program.chunk} and depth {program.depth} must be at least 1; lower the call again")
-    _check_call(program)
+    _check_call(program, switches)
     writers = _wiring(program)
     values: dict[int, tuple[tuple[int, int], ...]] = {}
     stores: dict[int, list[Piece]] = defaultdict(list)
@@ -51,7 +52,7 @@ def check(program: Program, *, wanted: Sequence[Sequence[Piece]] = ()) -> Progra
     return program
 
 
-def _check_call(program: Program) -> None:
+def _check_call(program: Program, switches: int) -> None:
     """A call that could have been made, and stages of its ranks."""
     call = program.call
     every = call.n**2 if call.collective == "alltoall" else call.n  # numbers where blocks differ
@@ -70,7 +71,8 @@ def _check_call(program: Program) -> None:
     if program.longest < 0:
         raise PlanError(f"the longest stage has {program.longest} elements; expected 0 or more, lower the call again")
     for i, stage in enumerate(program.stages):
-        if not 0 <= stage.rank < call.n or (stage.local or 0) < 0 or (stage.store or 0) < 0:
+        switch = call.n <= stage.rank < call.n + switches and stage.local is stage.store is None
+        if not (0 <= stage.rank < call.n or switch) or (stage.local or 0) < 0 or (stage.store or 0) < 0:
             raise PlanError(f"stage {i} of rank {stage.rank}: local {stage.local}, store {stage.store}; expected one "
                             f"of {call.n} ranks, and offsets from 0 on")  # fmt: skip
 

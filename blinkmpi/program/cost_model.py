@@ -67,6 +67,9 @@ def price(program: Program, routes: Routes, topology: Topology) -> Price:
     of its own. Folding itself costs nothing. A message keeps its sender busy (:data:`MESSAGE`): one CTA of its stage,
     or, towards another node, the rank's thread that calls MPI.
 
+    A switch that folds and copies (``trees/in_switch``) does both as fast as its links are, and sends for nothing; the
+    latency of a message counts once from rank to rank, where it leaves the switch.
+
     Where ranks share a memory, work is on the cores: a step passes its bytes through its rank's core, once for a copy
     and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time; what
     leaves for another node then crosses the links of the network. As in the bounds, what a rank only copies from its
@@ -236,13 +239,13 @@ class _Model:
                 links = self._path(channel.tree, stage.rank, rank, partial=channel.partial)
                 links = [k for k in links if kind in (None, k.kind)]
                 booked = tuple(self._on(link, width * stage.count, stage.count) for link in links)
-                latency = max((LATENCY[k.kind] for k in links), default=0.0)
+                latency = max((LATENCY[k.kind] for k in links), default=0.0) if rank < self._topology.n else 0.0
                 found.append(_Transfer(booked, latency, (reader[c, rank],), self._sender(stage, links)))
         return tuple(found)
 
     def _sender(self, stage: Stage, links: list[Link]) -> tuple[int, float]:
         """Who is busy with a message on these links, and how long: a step signals all its readers at once."""
-        kinds = {k.kind for k in links}
+        kinds = {k.kind for k in links if stage.rank < self._topology.n}
         if "net" in kinds:
             return self._numbers.setdefault(("mpi", stage.rank), len(self._numbers)), MESSAGE["net"]
         seconds = max((MESSAGE[kind] for kind in kinds), default=0.0) / self._ctas

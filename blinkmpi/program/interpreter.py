@@ -44,7 +44,7 @@ def run(program: Program, sends: Sequence[Array | None]) -> list[Array | None]:
             if stage.way != "up":
                 value = value.astype(dtype)
             slots |= {c: value if program.channels[c].wide else value.astype(dtype) for c in stage.outs}
-            target = recvs[stage.rank]
+            target = None if stage.store is None else recvs[stage.rank]
             if stage.store is not None and target is not None:
                 target[stage.store : stage.store + stage.count] = value
     return recvs

@@ -5,6 +5,9 @@ to the trees' weights. Operands are folded in ascending order of rank: the local
 operand stands at its own rank, a child's partial result at the child's rank. An
 alltoall is a scatter from every rank. In a scan each rank gets the fold of all
 before it, and passes on that of itself, too, chunk by chunk.
+
+A tree's inner vertices may be switches that fold and copy (``trees/in_switch``): their numbers come after the ranks',
+and their stages have no operand and no result of their own. Such programs are checked and simulated, never executed.
 """
 
 from __future__ import annotations
@@ -254,12 +257,14 @@ class _Builder:
         down = self._outs(number, tree, tree.root) if turn else {}
         for rank in (*(e.src for e in upward), tree.root):
             children = sorted(e.src for e in upward if e.dst == rank)
-            operands = sorted([(rank, -1), *((child, i) for i, child in enumerate(children))])
+            own = [(rank, -1)] if rank < self.call.n else []  # else a switch that folds
+            operands = sorted([*own, *((child, i) for i, child in enumerate(children))])
             root = rank == tree.root
             ins, fold = tuple(to_parent[child] for child in children), tuple(i for _, i in operands)
             outs = tuple(dict.fromkeys(down.values())) if root else (to_parent[rank],)
             kept = store if root else None
-            stage = Stage(rank, number, "turn" if root else "up", length, local, ins, fold, kept, outs, root)
+            read = local if own else None
+            stage = Stage(rank, number, "turn" if root else "up", length, read, ins, fold, kept, outs, root)
             self.stages.append(stage)
         return down
 
@@ -279,7 +284,8 @@ class _Builder:
             rank = edge.dst
             down = {} if self.multicast else self._outs(number, tree, rank)
             outs = tuple(dict.fromkeys(down.values()))
-            self.stages.append(Stage(rank, number, "down", length, None, (incoming[rank],), (0,), store, outs, False))
+            kept = store if rank < self.call.n else None  # else a switch that copies
+            self.stages.append(Stage(rank, number, "down", length, None, (incoming[rank],), (0,), kept, outs, False))
             incoming = {**incoming, **down}
 
     def _path(self, number: int, ranks: list[int], length: int, local: int, store: int) -> None:

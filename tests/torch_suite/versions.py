@@ -27,7 +27,7 @@ from benchmarks import jobs  # noqa: E402
 
 RANKS = re.compile(r"\[np\d+-")  # in a test's name, with other parameters behind it
 SECONDS = 1800  # for the tests of a version
-RESULTS, PAGE, MARK = ROOT / "benchmarks" / "results", ROOT / "docs" / "pytorch.md", "torch-versions"
+RESULTS = ROOT / "benchmarks" / "results"
 TRAINING = "tests/torch/test_training.py"
 PARTS = (  # each in a pytest of its own: files, and which of their tests
     (("tests/torch/test_backend.py", "tests/torch/test_own_messages.py"), ""),
@@ -121,13 +121,10 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
-def page(text: str) -> str:
-    """A page with the table as the files of results have it."""
+def table_of_files() -> str:
+    """The table as the files of results have it."""
     documents = [jobs.load(path) for path in sorted(RESULTS.glob("torch-versions-*.json"))]
-    begin, end = f"<!-- {MARK}: begin -->\n", f"<!-- {MARK}: end -->"
-    before, _, rest = text.partition(begin)
-    lines = table([document for document in documents if document is not None])
-    return before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    return "\n".join(table([document for document in documents if document is not None]))
 
 
 def main() -> int:
@@ -137,7 +134,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, help="a folder for torch-versions-VERSION.json")
     parser.add_argument("-k", dest="pattern", default="", help="which tests, as pytest has it")
     parser.add_argument("--through", default="", metavar="COMMAND", help="a command that runs each pytest")
-    parser.add_argument("--table", action="store_true", help="write the table of docs/pytorch.md anew")
+    parser.add_argument("--table", action="store_true", help="print the table of docs/pytorch.md")
     options = parser.parse_args()
     failed = False
     for version in options.versions:
@@ -149,7 +146,7 @@ def main() -> int:
             name = options.output / f"torch-versions-{version}.json"
             jobs.write(name, jobs.document(head, [found], [], began))
     if options.table:
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        print(table_of_files())
     return int(failed)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ..bounds.certify import best_of_prices
 from ..bounds.prices import CheapestPaths, cost_of, trees_at
 from ..graph.arborescence import cheapest_arborescence
-from ..graph.fabric import Arc, Ints, Path
+from ..graph.fabric import Arc, Ints, Kept, Path
 from ..graph.loads import link_loads
 from ..graph.logical import WeightedTree, ordered, recentre
 from ..problem import Problem, Solution
@@ -167,6 +167,10 @@ class MasterProblem:
         return np.asarray(found.x), marginal[: len(self.room)], marginal[len(self.room) :]
 
 
+_PAIRS: Kept[None, tuple[MasterProblem, Floats, Floats]] = Kept()
+_COLUMNS: Kept[tuple[str, int], Solution | str] = Kept()  # by collective and root
+
+
 def fits(problem: Problem) -> bool:
     """Collectives of spanning trees, up to the size that linear programs solve in seconds."""
     return 1 < problem.n <= MOST_RANKS and not problem.by_paths
@@ -189,22 +193,20 @@ def plan_pairs(problem: Problem) -> Solution | str:
 
 def _pairs(problem: Problem) -> tuple[MasterProblem, Floats, Floats]:
     """The linear program over pairs of trees, solved; its prices are taken as the bound."""
-    memo: dict[Any, Any] = problem.fabric.memo
-    if "pairs" in memo:
-        solved: tuple[MasterProblem, Floats, Floats] = memo["pairs"]
-        return solved
+    memo = _PAIRS.of(problem.fabric)
+    if None in memo:
+        return memo[None]
     found = _solved(MasterProblem(problem, pairs=True))
     _tighten(*found)
     if not problem.deadline.late():
-        memo["pairs"] = found
+        memo[None] = found
     return found
 
 
 def plan(problem: Problem) -> Solution | str:
     """The best packing of the linear program, exact where its basis can be solved again in integers."""
-    key = ("columns", problem.collective, problem.root)
-    memo: dict[Any, Any] = problem.fabric.memo
-    found: Solution | str = memo.get(key) or _search(problem)
+    memo, key = _COLUMNS.of(problem.fabric), (problem.collective, problem.root)
+    found = memo.get(key) or _search(problem)
     if not problem.deadline.late():
         memo[key] = found
     return found

@@ -10,12 +10,15 @@ from itertools import pairwise
 import numpy as np
 
 from ..graph.cuts import min_cut, ratio_cut
-from ..graph.fabric import Fabric, Ints
+from ..graph.fabric import Fabric, Ints, Kept
 from ..graph.logical import WeightedTree, logical_graph, place
 from ..graph.max_flow import MaxFlow
 from ..problem import Problem, Solution
 from ..tree import Edge, Tree
 from .arborescences import MAX_RANKS, best_arborescences, pack_spanning_trees
+
+_EACH: Kept[None, tuple[list[WeightedTree], Fraction]] = Kept()  # trees from every rank, and what each roots
+_ROOTED: Kept[int, tuple[list[WeightedTree], int]] = Kept()  # by root: trees from it, and their units
 
 
 def fits(problem: Problem) -> bool:
@@ -44,9 +47,7 @@ def optimal_trees(f: Fabric, collective: str, root: int) -> tuple[tuple[Tree, ..
     if collective in ("broadcast", "reduce"):
         trees, units = _from_root(f, root)
         return place(trees, g, Fraction(1)), units * g.mbps
-    if "ratio" not in f.memo:
-        f.memo["ratio"] = _from_each(g.matrix(), f.n)
-    trees, each = f.memo["ratio"]
+    trees, each = _EACH.once(f, None, lambda: _from_each(g.matrix(), f.n))
     return place(trees, g, Fraction(1, each.denominator)), f.n * each * g.mbps
 
 
@@ -59,7 +60,7 @@ def _from_each(cap: Ints, n: int) -> tuple[list[WeightedTree], Fraction]:
 
 def _from_root(f: Fabric, root: int) -> tuple[list[WeightedTree], int]:
     """Trees from ``root``, and their units; those of another root where swapping the two ranks changes no capacity."""
-    memo: dict[int, tuple[list[WeightedTree], int]] = f.memo.setdefault("rooted", {})
+    memo = _ROOTED.of(f)
     cap = logical_graph(f).matrix()
     for other, (trees, units) in memo.items():
         order = list(range(f.n))

@@ -6,10 +6,10 @@ the whole topology.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import gcd
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ from ...util.text import spans
 Arc = tuple[int, int]
 Path = tuple[int, ...]
 Ints = NDArray[np.int64]
+Key = TypeVar("Key")
+Found = TypeVar("Found")
 
 FAST = ("nvlink", "xgmi")
 SLOW = ("c2c", "host", "pcie")
@@ -62,11 +64,6 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
         for (u, v), mbps in self.arcs.items():
             cap[at[u], at[v]] = mbps // self.unit
         return cap
-
-    @cached_property
-    def memo(self) -> dict[object, Any]:
-        """Results of planners about this fabric, by their own keys, for other collectives and roots that need them."""
-        return {}
 
     @cached_property
     def even(self) -> bool:
@@ -142,6 +139,25 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
         if collective in ("reduce", "gather"):
             return everybody <= self.backwards.reached(root)
         return everybody <= self.reached(0) and everybody <= self.backwards.reached(0)
+
+
+class Kept(Generic[Key, Found]):
+    """What one module has found about fabrics, for other collectives and roots that need it: nobody else sees it.
+
+    Each fabric has a table for each of these, which lives as long as the fabric.
+    """
+
+    def of(self, f: Fabric) -> dict[Key, Found]:
+        """The table of a fabric."""
+        tables: dict[Kept[Key, Found], dict[Key, Found]] = f.__dict__.setdefault("_kept", {})
+        return tables.setdefault(self, {})
+
+    def once(self, f: Fabric, key: Key, make: Callable[[], Found]) -> Found:
+        """What is in the table, or else is made now."""
+        table = self.of(f)
+        if key not in table:
+            table[key] = make()
+        return table[key]
 
 
 def fabric(topology: Topology, kinds: Iterable[str]) -> Fabric:

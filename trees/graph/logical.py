@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import TopologyError
 from ..tree import Edge, Tree, depth_of
-from .fabric import Arc, Fabric, Ints, Path
+from .fabric import Arc, Fabric, Ints, Kept, Path
 
 
 class LogicalGraph(msgspec.Struct, frozen=True, dict=True):
@@ -33,13 +33,12 @@ class LogicalGraph(msgspec.Struct, frozen=True, dict=True):
         return cap
 
 
+_LOGICAL: Kept[bool, LogicalGraph] = Kept()  # by whether it is of rails
+
+
 def logical_graph(f: Fabric, *, rails: bool = False) -> LogicalGraph:
     """:func:`split_switches`, computed once for each fabric."""
-    key = ("logical", rails)
-    if key not in f.memo:
-        f.memo[key] = split_switches(f, rails=rails)
-    known: LogicalGraph = f.memo[key]
-    return known
+    return _LOGICAL.once(f, rails, lambda: split_switches(f, rails=rails))
 
 
 def split_switches(f: Fabric, *, rails: bool = False) -> LogicalGraph:

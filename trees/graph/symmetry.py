@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .fabric import Arc, Fabric, Ints
+from .fabric import Arc, Fabric, Ints, Kept
 from .turning import turning
 
 LEAST_RANKS = 9
@@ -52,15 +52,20 @@ class TranslationGroup:
         return int(self.sums[self.back[u], v])
 
 
+_TRANSLATIONS: Kept[None, TranslationGroup | None] = Kept()
+_SYMMETRY: Kept[None, Symmetry] = Kept()
+
+
 def translations(f: Fabric) -> TranslationGroup | None:
     """The translations of a fabric without switches, checked on every link; None if it has none."""
     if len(f.vertices) > f.n or f.n < LEAST_RANKS:
         return None
-    if "translations" not in f.memo:
-        found = next(_moduli(f, 1, {}), None)
-        f.memo["translations"] = TranslationGroup(f.n, found) if found else None
-    known: TranslationGroup | None = f.memo["translations"]
-    return known
+    return _TRANSLATIONS.once(f, None, lambda: _translations(f))
+
+
+def _translations(f: Fabric) -> TranslationGroup | None:
+    found = next(_moduli(f, 1, {}), None)
+    return TranslationGroup(f.n, found) if found else None
 
 
 def _moduli(f: Fabric, place: int, tried: dict[tuple[int, int], bool]) -> Iterator[list[int]]:
@@ -88,9 +93,10 @@ def _keeps(f: Fabric, place: int, modulus: int) -> bool:
 
 def symmetry(f: Fabric) -> Symmetry:
     """The translations of a fabric, else what counts on from rank 0 on; kept, as several methods ask for it."""
-    if "all pairs" in f.memo:
-        known: Symmetry = f.memo["all pairs"]
-        return known
+    return _SYMMETRY.once(f, None, lambda: _symmetry(f))
+
+
+def _symmetry(f: Fabric) -> Symmetry:
     group = translations(f)
     turns = () if group else (turning(f, 0, rank) for rank in range(1, f.n))
     images = [{v: v for v in f.vertices}, *(turn for turn in turns if turn)]
@@ -104,8 +110,7 @@ def symmetry(f: Fabric) -> Symmetry:
             class_of |= dict.fromkeys(alike, len(times))
             times.append(len(images) // len(alike))
     sources = tuple(r for r in range(f.n) if r == min(image[r] for image in images))
-    f.memo["all pairs"] = found = Symmetry(tuple(images), sources, class_of, np.array(times, np.int64))
-    return found
+    return Symmetry(tuple(images), sources, class_of, np.array(times, np.int64))
 
 
 def none(f: Fabric, root: int) -> Symmetry:

@@ -11,19 +11,21 @@ from msgspec.structs import replace
 
 from ...topology.model import Topology
 from ..tree import Edge, Packing, Tree
-from .fabric import Fabric, fabric, shared_memory
+from .fabric import Fabric, Kept, fabric, shared_memory
 
 ROUNDS = 8  # of switches whose neighbours are switches
 MOST_TRIED = 4  # ranks that a rank is compared with
+_BOXES: Kept[None, list[tuple[int, ...]]] = Kept()
+_AROUND_SWITCHES: Kept[int, dict[int, tuple[int, int]]] = Kept()
+_LIKE_ROOTS: Kept[int, tuple[int, tuple[int, ...]]] = Kept()
+_ROOTS_SEEN: Kept[None, int] = Kept()  # how many ranks the table before has been asked about
 
 
 def turning(f: Fabric, start: int, to: int) -> dict[int, int] | None:
     """Where every vertex goes so that rank ``start`` goes to ``to`` and all links fit; None if counting on does not."""
     if _rates(f, start) != _rates(f, to):
         return None
-    if "ranks of boxes" not in f.memo:
-        f.memo["ranks of boxes"] = [f.topology.ranks_of(node) for node in f.topology.nodes]
-    boxes: list[tuple[int, ...]] = f.memo["ranks of boxes"]
+    boxes = _BOXES.once(f, None, lambda: [f.topology.ranks_of(node) for node in f.topology.nodes])
     size = len(boxes[0])
     if any(len(box) != size for box in boxes):
         return None
@@ -45,7 +47,7 @@ def _rates(f: Fabric, rank: int) -> list[tuple[int, int]]:
 def _follow(f: Fabric, image: dict[int, int]) -> bool:
     """Add the switches, as far as their neighbours say where they go; whether they all have a place of their own."""
     switches = [v for v in f.vertices if v >= f.n]
-    near = f.memo.setdefault("around switches", {})
+    near = _AROUND_SWITCHES.of(f)
     for s in switches if not near else ():
         near[s] = {v: (f.arcs.get((s, v), 0), f.arcs.get((v, s), 0)) for v in _around(f, s)}
     for _ in range(ROUNDS):
@@ -89,9 +91,9 @@ def like_roots(t: Topology, last: int | None = None) -> dict[int, tuple[int, tup
     if shared_memory(t) is not None:
         return {}
     f = fabric(t, tuple(dict.fromkeys(k.kind for k in t.links)))
-    found: dict[int, tuple[int, tuple[int, ...]]] = f.memo.setdefault("like roots", {})
-    seen, end = f.memo.get("roots seen", 0), t.n if last is None else min(last + 1, t.n)
-    f.memo["roots seen"] = max(seen, end)
+    found, looked_at = _LIKE_ROOTS.of(f), _ROOTS_SEEN.of(f)
+    seen, end = looked_at.get(None, 0), t.n if last is None else min(last + 1, t.n)
+    looked_at[None] = max(seen, end)
     for root in range(seen, end):
         for start in [r for r in range(root) if r not in found][:MOST_TRIED]:
             turn = turning(f, start, root)

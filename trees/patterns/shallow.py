@@ -19,6 +19,7 @@ from ..answer import SHALLOW
 from ..exact import all_pairs, column_generation
 from ..exact.enumeration import all_arborescences
 from ..exact.weights import best_weights, placed, reweighted
+from ..graph.fabric import Kept
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import Capacities, SpanningTree
 from ..graph.shallow_arborescence import can_search
@@ -31,6 +32,7 @@ MOST_RANKS = 32  # with a tree from each rank; beyond, plans would grow by more 
 FROM_EACH = (*sorted(PER_RANK), "alltoall")
 SPANNING = frozenset({"broadcast", "reduce"})
 LOSS = Fraction(1, 20)  # of the rate, for fewer trees
+_PLANNED: Kept[tuple[str, int, int | None, bool], Solution | str] = Kept()
 
 
 class Shallow(NamedTuple):
@@ -50,14 +52,11 @@ def plan(problem: Problem) -> Solution | str:
     """Trees of at most ``max_depth`` hops, by default the least depth that there is."""
     f, collective = problem.fabric, problem.collective
     alike = BACKWARDS.get(collective, collective) if f.even and not problem.by_paths else collective
-    key = SHALLOW, alike, problem.root, problem.options.max_depth, problem.options.quick
-    if key not in f.memo:
-        found = _plan(problem)
-        if problem.deadline.late():
-            return found
-        f.memo[key] = found
-    known: Solution | str = f.memo[key]
-    return known
+    key, known = (alike, problem.root, problem.options.max_depth, problem.options.quick), _PLANNED.of(f)
+    found = known[key] if key in known else _plan(problem)
+    if not problem.deadline.late():
+        known[key] = found
+    return found
 
 
 def _plan(problem: Problem) -> Solution | str:

@@ -276,8 +276,11 @@ class CudaTransport:
             args = [*self._common(UNNAMED, protocol, call), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, codec)]
             kernel, threads = self.kernels.packets(call, protocol), packet_threads(self.n, codec)
             known = self._by_packets[key] = load_kernel(kernel, 1, threads, args, protocol, UNNAMED)
-        most = min(ctas or (PACKET_CTAS if codec is LL16 else self.max_ctas), self.max_ctas)
-        return for_call(known, call, called, partial(self._fit_packets, packets, most))
+        return for_call(known, call, called, partial(self._fit_packets, packets, self.packet_ctas(codec, ctas)))
+
+    def packet_ctas(self, codec: Codec, ctas: int) -> int:
+        """The most CTAs of a call over packets; ``ctas``: wanted, 0 for the default."""
+        return min(ctas or (PACKET_CTAS if codec is LL16 else self.max_ctas), self.max_ctas)
 
     def _fit_packets(self, packets: PacketProtocol, most: int, loaded: LoadedKernel, call: Call) -> None:
         """Give ``packets`` the arguments for a call, and at ``most`` so many CTAs."""

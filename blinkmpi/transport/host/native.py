@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -205,8 +206,17 @@ def built(source: Path, flags: Sequence[str]) -> tuple[Path | None, str]:
 
 def _library_name(source: Path, flags: Sequence[str], compiler: str) -> str:
     """What another library is called, by all that it depends on; a pattern if the compiler is not named."""
-    made_of = _digest(source.read_text(), *flags, platform.machine())
+    made_of = _digest(*map(Path.read_text, _sources(source)), *flags, platform.machine())
     return f"{source.stem}-{made_of}-{_digest(compiler) if compiler else '*'}.so"
+
+
+def _sources(source: Path) -> list[Path]:
+    """A source and the headers of ours that it includes, and those that they include."""
+    found = [source]
+    for file in found:
+        headers = (file.parent / name for name in re.findall(r'^#include "(.+)"$', file.read_text(), re.MULTILINE))
+        found += (header for header in map(Path.resolve, headers) if header not in found)
+    return found
 
 
 def _compile(compiler: list[str], source: Path, target: Path) -> None:

@@ -107,7 +107,6 @@ def test_without_a_peer_there_are_no_ratios(files: Any, tmp_path: Path, capsys: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not RESULTS.is_dir(), reason="not in a checkout: an archive has no results")
 @pytest.mark.parametrize(("files", "beside"), [
     ("*-np[248].json", "MPI"), ("all_reduce*gpu-*np2.json", "NCCL"), ("reduce*gpu-np*.json", "NCCL"),
 ])  # fmt: skip

@@ -1,10 +1,8 @@
-"""Programs of benchmarks/ as modules; an archive without a checkout has none."""
+"""Programs of benchmarks/ as modules."""
 
 import importlib.util
 import sys
 from types import ModuleType
-
-import pytest
 
 from tests.harness import ROOT
 
@@ -19,9 +17,3 @@ def script(name: str) -> ModuleType:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    """The mark of tests of ``benchmarks/NAME.py``."""
-    there = (BENCHMARKS / f"{name}.py").exists()
-    return pytest.mark.skipif(not there, reason="not in a checkout: an archive has no benchmarks")

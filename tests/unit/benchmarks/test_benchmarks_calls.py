@@ -12,9 +12,7 @@ import pytest
 from blinkmpi.bench.options import read
 from blinkmpi.cli import main as cli
 from blinkmpi.runtime import inspection
-from tests.unit.benchmarks.scripts import needs, script
-
-pytestmark = needs("call_cost")
+from tests.unit.benchmarks.scripts import script
 
 
 @pytest.fixture

@@ -17,11 +17,9 @@ from blinkmpi.cli import main as cli
 from blinkmpi.lang.source import algorithm_for
 from blinkmpi.planning.algorithms import named_in
 from tests.harness import ROOT
-from tests.unit.benchmarks.scripts import needs, script
+from tests.unit.benchmarks.scripts import script
 
 MODELS = ("resnet50", "gpt2-124m", "transformer-25m", "transformer-267m")
-
-pytestmark = needs("gpu")
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ from blinkmpi.bench.timing import Contender, Timing
 from blinkmpi.cli import main as cli
 from blinkmpi.program.call import Call
 from tests.harness import Outcome
-from tests.unit.benchmarks.scripts import needs, script
-
-pytestmark = needs("hosts")
+from tests.unit.benchmarks.scripts import script
 
 
 @pytest.fixture

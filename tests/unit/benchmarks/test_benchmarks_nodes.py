@@ -14,11 +14,9 @@ import pytest
 from blinkmpi.bench.options import memory_for, read
 from blinkmpi.cli import main as cli
 from tests.harness import ROOT
-from tests.unit.benchmarks.scripts import needs, script
+from tests.unit.benchmarks.scripts import script
 
 LOG = (ROOT / "tests" / "data" / "nccl-log-nodes.txt").read_text()
-
-pytestmark = needs("nodes")
 
 
 @pytest.fixture

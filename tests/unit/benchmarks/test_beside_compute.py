@@ -13,9 +13,8 @@ import pytest
 import blinkmpi
 from blinkmpi.runtime import inspection
 from tests.harness import mpi
-from tests.unit.benchmarks.scripts import needs, script
+from tests.unit.benchmarks.scripts import script
 
-pytestmark = needs("beside_compute/measure")
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("tests.unit.benchmarks.fake_torch")
 gpus = pytest.importorskip("benchmarks.fake.gpu")

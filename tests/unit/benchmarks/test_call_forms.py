@@ -10,10 +10,8 @@ from mpi4py import MPI
 
 import blinkmpi
 from tests.harness import mpi
-from tests.unit.benchmarks.scripts import needs, script
+from tests.unit.benchmarks.scripts import script
 from tests.unit.benchmarks.test_report import document
-
-pytestmark = needs("call_forms")
 
 
 @mpi(ranks=(2, 3), timeout=60)
@@ -61,5 +59,5 @@ def test_a_file_is_a_table_and_a_page() -> None:
     assert "| Allgatherv | 1.50 (2.0) |" in page
     assert "| Dup + Free | **0.50** (2.0) |" in page
     assert "- of 2 rows, 1 are below 0.95; the least is 0.50" in page
-    overview = script("report").render_overview([("forms-np2.json", kept)])
+    overview = script("report").ratio_tables([("forms-np2.json", kept)])["call-forms"]
     assert "| 2 | 2 | 2 | 0.87 | *0.50* | 1 | [forms-np2]" in overview

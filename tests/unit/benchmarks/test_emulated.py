@@ -15,9 +15,7 @@ from blinkmpi.planning.planner import make_plan
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus
 from blinkmpi.topology.nccl import read_xml, write_xml
 from tests.harness import ROOT
-from tests.unit.benchmarks.scripts import needs, script
-
-pytestmark = needs("emulated")
+from tests.unit.benchmarks.scripts import script
 
 REAL = ROOT / "tests" / "data" / "nccl-topo-h200x8.xml"
 LOG = (ROOT / "tests" / "data" / "nccl-log-emulated.txt").read_text()

@@ -41,8 +41,3 @@ def test_the_parameters_are_those_of_the_fit() -> None:
     for name in ("launch_s", "hop_s", "line_s", "exchange", "exchange_long", "wire", "back", "cta_bytes_s",
                  "copy_bytes_s", "direct_hops", "slots_hops", "gap_s"):  # fmt: skip
         assert getattr(found, name) == pytest.approx(getattr(H200, name), rel=0.02), name
-
-
-def test_the_page_has_the_tables_of_the_files() -> None:
-    page = certainty.PAGE.read_text(encoding="utf-8")
-    assert certainty.with_tables(page, certainty.tables(certainty.measurements())) == page, "--page writes them anew"

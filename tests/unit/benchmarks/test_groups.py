@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from blinkmpi.transport.cuda import device
-from tests.unit.benchmarks.scripts import needs, script
+from tests.unit.benchmarks.scripts import script
 
-pytestmark = needs("groups")
 SIZE = 2
 
 

@@ -6,16 +6,8 @@ from pathlib import Path
 import pytest
 
 from blinkmpi.lang import library
-from tests.unit.benchmarks.scripts import needs, script
+from tests.unit.benchmarks.scripts import script
 from tests.unit.lang.algorithms import NODES, WRITTEN
-
-pytestmark = needs("lang/measure")
-
-
-def test_the_pages_tables_are_what_the_result_files_give() -> None:
-    page = script("lang/page")
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert page.with_tables(text) == text, "run python benchmarks/lang/page.py"
 
 
 @pytest.mark.slow

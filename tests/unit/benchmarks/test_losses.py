@@ -1,26 +1,25 @@
-"""A DGX-1V that loses GPUs: the page quotes the result file, and the model would say the same again."""
+"""A DGX-1V that loses GPUs: the page has a table of the result file, and the model would say the same again."""
 
 import json
 from typing import Any
 
 import pytest
 
-from tests.unit.benchmarks.scripts import needs, script
-
-pytestmark = needs("losses")
+from benchmarks import losses
+from benchmarks.pages.made import filled
+from tests.harness import ROOT
 
 
 def stored() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(script("losses").RESULT.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(losses.RESULT.read_text(encoding="utf-8"))
     return found
 
 
-def test_the_page_is_what_the_result_says() -> None:
-    losses = script("losses")
-    from benchmarks.planner.methods import with_tables
-
-    page = losses.PAGE.read_text(encoding="utf-8")
-    assert with_tables(page, losses.tables()) == page, "run python benchmarks/losses.py --page"
+def test_the_page_has_the_table_of_the_result() -> None:
+    page = filled((ROOT / "docs" / "elastic.md").read_text(encoding="utf-8"))
+    rows = losses.table(stored()).splitlines()
+    assert len(rows) == 2 + len(losses.LEFT) * len(losses.COLLECTIVES) * len(losses.SIZES)
+    assert all(row in page for row in rows)
 
 
 def test_a_result_says_what_it_is() -> None:
@@ -47,13 +46,12 @@ def test_long_vectors_never_take_longer_on_trees_and_least_gain_where_all_gpus_a
 
 
 def test_the_least_of_a_table_is_no_greater_than_the_mean_and_that_than_the_most() -> None:
-    assert script("losses").three([1.0, 4.0], [1, 1]) == (1.0, pytest.approx(2.0), 4.0)
-    assert script("losses").three([1.0, 8.0], [2, 1]) == (1.0, pytest.approx(2.0), 8.0)
+    assert losses.three([1.0, 4.0], [1, 1]) == (1.0, pytest.approx(2.0), 4.0)
+    assert losses.three([1.0, 8.0], [2, 1]) == (1.0, pytest.approx(2.0), 8.0)
 
 
 @pytest.mark.slow
 def test_a_row_is_what_the_model_says() -> None:
-    losses = script("losses")
     part, ranks, alike = next(one for one in losses.sets_of("dgx-1v") if len(one[1]) == 7)
     row = next(r for r in stored()["rows"] if tuple(r["gpus"]) == ranks)
     assert row["alike"] == alike

@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.unit.benchmarks.scripts import needs, script
-
-pytestmark = needs("report")
+from tests.unit.benchmarks.scripts import script
 
 
 def row(size: int, ours: float, peer: float | None, *, executor: str = "c", name: str = "all_reduce_float_sum") -> Any:
@@ -25,6 +24,11 @@ def document(*rows: Any) -> dict[str, Any]:
     facts = {"ranks": 2, "collective": "allreduce", "compare": ["mpi"], "commit": "0123456789abcdef", "dirty": False}
     args = [".../blinkmpi", "bench", "all_reduce", "--algo", "allreduce:^mpi"]
     return {"args": args, "env": ["BLINKMPI_TIMEOUT=9", "OMPI_X=1"], "results": list(rows), "blinkmpi": facts}
+
+
+def overview(made: ModuleType, results: Any) -> str:
+    """All tables of docs/performance.md."""
+    return "\n".join(made.ratio_tables(results).values())
 
 
 def test_a_report_shows_every_row_and_the_mean_of_the_large_ones() -> None:
@@ -82,23 +86,23 @@ def test_a_report_has_gpus_in_a_section_of_their_own() -> None:
                  "- N/A: symm_mem, where it has no such call"):  # fmt: skip
         assert line in part
     assert "## Summary" not in made.render([("g.json", gpu)])
-    short = made.render_overview([("g.json", gpu)])
+    short = overview(made, [("g.json", gpu)])
     assert "### 2 x NVIDIA H200, in a CUDA graph" in short
     assert (
         "| allreduce | float32 | registered | NCCL without NVLS | 4.00 | 4.00 | [all](measurements.md#gjson) |" in short
     )
     assert "| allreduce | float32 | registered | symm_mem | - | - | [all](measurements.md#gjson) |" in short
-    assert "## CPU ranks" not in short
+    assert made.ratio_tables([("g.json", gpu)])["cpu-ranks"] == "Not measured."
     gpu["env"].remove("NCCL_NVLS_ENABLE=0")
-    assert "| allreduce | float32 | registered | NCCL | 4.00 | 4.00 |" in made.render_overview([("g.json", gpu)])
+    assert "| allreduce | float32 | registered | NCCL | 4.00 | 4.00 |" in overview(made, [("g.json", gpu)])
 
 
 def test_the_first_page_marks_what_is_slower() -> None:
     rows = [row(1 << 10, 100.0, 90.0), row(1 << 20, 100.0, 200.0)]
-    short = script("report").render_overview([("a.json", document(*rows))])
+    short = overview(script("report"), [("a.json", document(*rows))])
     assert "| collective | ranks | place | 1 KiB | 1 MiB | file |" in short
     assert "| allreduce | 2 | out of place | *0.90* | 2.00 | [all](measurements.md#ajson) |" in short
-    assert "## GPUs" not in short
+    assert "NVIDIA" not in short
 
 
 def test_a_report_of_nothing_says_so_and_of_something_else_fails(tmp_path: Path) -> None:
@@ -190,11 +194,11 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     assert "| 10 | 1 KiB | in a graph | 5.0 | 8.0 | 1.60 | 40.0 | 8.00 | 15.0 | 3.00 | 0 |" in page
     assert page.count("- GPUs: 2 x NVIDIA H200") == 3
     assert "| resnet50, on links of GPUs 0,1 of a DGX-1V | float32 | 64 images | 25.6 M | ring | 10.0 |" in page
-    short = made.render_overview(results)
+    short = overview(made, results)
     assert "| resnet50 | float32 | 2 GPUs | backend `blink` | nccl | 1.200 | 1.00 |" in short
     assert "| resnet50 | float32 | 2 GPUs | `ddp_hook` | nccl | 1.500 | 1.00 |" in short, "both are ours"
     libraries["nccl_hook"] = {**step, "step_ms": 9.6}
-    short = made.render_overview(results)
+    short = overview(made, results)
     assert "| `ddp_hook` | nccl_hook | 1.200 | 1.00 |" in short
     assert "| `ddp_hook` | nccl |" not in short, "hooks are compared with hooks"
     assert "| backend `blink` | nccl_hook |" not in short
@@ -202,7 +206,7 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     libraries["blink"], libraries["nccl"] = [
         {**step, "turns_ms": [base + turn for turn in range(11)]} for base in (100.0, 110.0)
     ]
-    short = made.render_overview(results)
+    short = overview(made, results)
     assert "| backend `blink` | nccl | 1.095 (1.092 to 1.099) | 1.00 |" in short, "round by round"
     lines = script("pages/summary").table(results).splitlines()
     assert "10 x 1K us: group 10.0, vector 8.0, each 40.0, nccl 15.0; 0 wrong" in lines
@@ -215,11 +219,11 @@ def test_forced_schemes_and_rounding_on_each_hop_are_named() -> None:
     made = script("report")
     gpu = on_gpus("config", {"graph": 4}, row(1 << 20, 100.0, 200.0))
     gpu["args"] = ["blinkmpi", "bench", "all_reduce", "--algo", "allreduce:lang:ring", "-G", "4"]
-    short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
+    short = overview(made, [("lang-ring-gpu-graph-np2.json", gpu)])
     assert "| allreduce by lang:ring | float32 | not registered | MPI | 2.00 |" in short
     gpu["args"][3:5], gpu["results"][0]["blinkmpi"]["scheme"] = ["--algorithm", ".../mine.py"], "lang:ring"
-    short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
+    short = overview(made, [("lang-ring-gpu-graph-np2.json", gpu)])
     assert "| allreduce by lang:ring | float32 | not registered | MPI | 2.00 |" in short
     gpu["blinkmpi"]["wire"] = "operand"
-    short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
+    short = overview(made, [("lang-ring-gpu-graph-np2.json", gpu)])
     assert "| allreduce by lang:ring | float32, rounded on each hop | not registered | MPI | 2.00 |" in short

@@ -6,9 +6,7 @@ from types import ModuleType
 import pytest
 
 from tests.harness import ROOT
-from tests.unit.benchmarks.scripts import needs, script
-
-pytestmark = needs("start_cost")
+from tests.unit.benchmarks.scripts import script
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.benchmarks.scripts import needs, script
-
-pytestmark = needs("torchrun_hosts")
+from tests.unit.benchmarks.scripts import script
 
 
 @pytest.fixture

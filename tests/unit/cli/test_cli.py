@@ -1,7 +1,9 @@
 """The commands: what they print, what they write, how they fail."""
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -451,3 +453,57 @@ def test_a_rate_and_a_switch_are_flags_of_commands_that_take_a_machine(blink: An
     assert "2 x 21 = 42 GB/s" in blink("topo dgx-1v --rate nvlink=21 --gpus 0-1,3")[1]
     for command in ("explain", "simulate", "advise --take 2", "subsets"):
         assert "rate 'wire=1': expected KIND=GB/s" in blink(f"{command} dgx-1v --rate wire=1")[2]
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_a_command_ends_with_examples_that_can_be_parsed(blink: Any, name: str) -> None:
+    code, out, _ = blink(f"{name} -h")
+    assert code == 0
+    told = out.partition("\nexamples:\n")[2].partition("\n\n")[0].splitlines()
+    examples = [shlex.split(line) for line in told if "$(" not in line]
+    assert examples, "no example"
+    for words in examples:
+        mine = next(i for i, word in enumerate(words) if word == "blinkmpi") + 1
+        assert cli.parsed(words[mine:]).command == name
+
+
+def completions(line: str, tmp_path: Path) -> list[str]:
+    """What the shell is told of a line at whose end a user types TAB."""
+    found = tmp_path / "found"
+    env = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n",
+           "_ARGCOMPLETE_STDOUT_FILENAME": str(found)}  # fmt: skip
+    argv = [sys.executable, "-m", "blinkmpi"]
+    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return [word.strip() for word in found.read_text().split("\n")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "wanted"), [
+    ("blinkmpi exp", ["explain"]),
+    ("blinkmpi plan --coll", ["--collective"]),
+    ("blinkmpi topo dgx-1", ["dgx-1p", "dgx-1v"]),
+    ("blinkmpi launch --mpi s", ["srun"]),
+])  # fmt: skip
+def test_the_shell_completes_commands_flags_and_machines(line: str, wanted: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete", reason="argcomplete is an extra: pip install 'blinkmpi[completion]'")
+    assert completions(line, tmp_path) == wanted
+
+
+def test_without_argcomplete_a_shell_that_asks_gets_the_remedy_and_no_command_runs(
+    blink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    code, out, err = blink("topo dgx-1v")
+    assert (code, out) == (1, "")
+    assert "pip install 'blinkmpi[completion]'" in err
+
+
+@pytest.mark.parametrize("wrong", ["plan dgx-1v --root one", "topo --scale", "bench -z 7", "launch --mpi x"])
+def test_a_wrong_flag_shows_the_usage_of_its_own_command(blink: Any, wrong: str) -> None:
+    code, _, err = blink(wrong)
+    name = wrong.split()[0]
+    assert code == 2
+    assert err.startswith(f"usage: blinkmpi {name} ")
+    assert f"\nblinkmpi {name}: error: argument " in err

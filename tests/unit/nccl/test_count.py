@@ -47,7 +47,8 @@ def counted(folder: Path, *program: str) -> tuple[dict[str, Any], subprocess.Com
     words = [sys.executable, "-m", "blinkmpi", "nccl", "count", "-o", str(told), *program]
     env = os.environ | ENVIRONMENT
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env, timeout=SECONDS, check=False)
-    assert told.exists() and told.stat().st_size, done.stderr
+    assert told.exists(), done.stderr
+    assert told.stat().st_size, done.stderr
     return json.loads(told.read_text()), done
 
 

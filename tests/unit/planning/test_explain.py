@@ -50,14 +50,28 @@ def told_of_the_bound(topology: Topology) -> str:
 
 
 def test_a_bound_is_said_to_be_one_of_trees_at_known_rates() -> None:
-    """On CPU ranks the rate is measured, and a call may beat it; NVLS, in the switch, is no tree."""
+    """On CPU ranks the rate is measured, and a call may beat it; sums in the switch are beyond trees of copies."""
     cpus = machine("cpu:2")
     assert told_of_the_bound(cpus).startswith("of trees at the copy rate assumed, 8 GB/s")
     links = tuple(msgspec.structs.replace(link, lane_mbps=3100, origin="measured") for link in cpus.links)
     measured = msgspec.structs.replace(cpus, links=links)
     assert told_of_the_bound(measured).startswith("of trees at the copy rate measured at opening, 3.1 GB/s")
-    assert "(NVLS) is no tree" in told_of_the_bound(machine("dgx-a100"))
+    assert told_of_the_bound(machine("dgx-a100")) == "of trees at the rates listed for these links"
+    assert told_of_the_bound(machine("hgx-h100")) == "of trees of copies at the rates listed for these links"
     assert told_of_the_bound(modify(machine("dgx-1v"), gpus="0-3")) == "of trees at the rates listed for these links"
+
+
+def test_where_switches_could_make_the_sums_the_bound_with_them_stands_beside() -> None:
+    found = explanation(make_plan(t := machine("hgx-h100")), t, even_call("allreduce", 8, 64 * MIB))
+    assert found.chosen is not None
+    assert found.chosen.bound_gbps == pytest.approx(1800 / 7)
+    assert found.in_switches.startswith("at most 450 GB/s with sums in the switches (SHARP), not executed here: GPU")
+    assert "in switches at most 450 GB/s" in found.text()
+    for name, collective in (("hgx-h100", "broadcast"), ("dgx-a100", "allreduce"), ("dgx-1v", "allreduce")):
+        t = machine(name)
+        other = explanation(make_plan(t), t, even_call(collective, t.n, MIB))
+        assert other.in_switches == ""
+        assert "in switches" not in other.text()
 
 
 @pytest.mark.parametrize(("share", "text"), [

@@ -27,7 +27,7 @@ from tests.harness import ROOT, run_command
 from tests.tree import PACKAGE, sources
 from tests.unit.project.test_house import checkout, metadata
 
-NOT_IN_AN_ARCHIVE = ("benchmarks/", ".ci/", ".gitignore")
+NOT_IN_AN_ARCHIVE = (".ci/", ".gitignore")
 MADE = {"PKG-INFO", "setup.cfg"}  # by setuptools; and the folder below
 EGG_INFO = "blinkmpi.egg-info/"
 BUILD = "import sys, setuptools.build_meta as m; getattr(m, sys.argv[1])(sys.argv[2])"
@@ -134,6 +134,20 @@ def test_the_wheel_holds_every_file_of_the_package_once(build: Build) -> None:
         assert not [name for name in names if archive.read(name) != wanted[name].read_bytes()]
         assert not [info.filename for info in archive.infolist() if info.external_attr >> 28 not in (0o10, 0)], "a link"
         assert "kernels" in " ".join(name for name in names if name.endswith(".cu")), "the kernels' sources"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_site_is_made_from_the_archive(build: Build, tmp_path: Path) -> None:
+    with tarfile.open(build.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    argv = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", "build/doctrees", "docs", "build/docs"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(argv, cwd=unpacked, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all_reduce-np2.json" in (unpacked / "build" / "docs" / "measurements.html").read_text(encoding="utf-8")
 
 
 def test_the_archive_builds_the_same_wheel(build: Build) -> None:

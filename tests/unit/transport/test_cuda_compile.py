@@ -292,7 +292,6 @@ def registers(arch: str, rows: dict[str, dict[str, tuple[str, str]]]) -> dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not RESULT.exists(), reason="not in a checkout: an archive has no benchmarks")
 def test_the_file_of_registers_is_of_these_kernels() -> None:
     """All names, and the registers of two kernels that are quickly compiled."""
     rows, remake = counted(), f"run python {Path(__file__).relative_to(ROOT)}"

@@ -1,7 +1,7 @@
 """The order of memory in ``direct``, executed: ranks step by step in random order, each store late at random.
 
 Only a fence orders the stores of a rank: it waits until all of them have arrived, those of the stream before the kernel
-too. The rules of docs/gpu.md are taken away one by one, and each time some rank takes or leaves wrong data.
+too. The rules of docs/gpu_internals.md are taken away one by one, and each time some rank takes or leaves wrong data.
 """
 
 from collections.abc import Iterator
