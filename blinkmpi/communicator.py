@@ -235,6 +235,54 @@ class Communicator(Planned, GuardedIntracomm):
         self._shrinking = self._shrinking or MpiShrinking(self._dispatcher())
         comm, made = self._shrinking.run(without, timeout)
         self._blink, self._shrinking = None, None
+        return Communicator._with(comm, made)
+
+    def grow(self, n: int, command: Sequence[str] | None = None, *, timeout: float | None = None) -> Communicator:
+        """A communicator with ``n`` new ranks, which MPI starts; collective. This one is given back.
+
+        The ranks that are there keep their numbers; the new ones come behind them. These run ``command``, which calls
+        :meth:`join`. The machine is probed, and trees are packed anew. CPU ranks only.
+
+        Args:
+            n: how many are to come.
+            command: words of a command line (default: this program's own), the same on every rank; rank 0's counts.
+            timeout: seconds that all this may take (default: the communicator's).
+
+        Raises:
+            ArgumentError, CannotGrow: on every rank, and this communicator lives: for arguments that cannot be, GPUs, a
+                machine or plan that the user has named, and launchers that start no further ranks.
+            CollectiveTimeout: if the new ranks do not call :meth:`join`. PeerLost: if a rank dies. This one is dead
+                then, and the job ends with this process.
+        """
+        from .runtime.growing.by_mpi import grown_by_mpi
+
+        new = Communicator._with(*grown_by_mpi(self._dispatcher(), n, command, timeout))
+        self.Free()
+        return new
+
+    @staticmethod
+    def join(*, timeout: float | None = None) -> Communicator | None:
+        """The communicator that this process was started for by :meth:`grow`; None in one that others did not start.
+
+        It takes over the arguments of the communicator that grows. A process may join once; then this gives None.
+
+        Args:
+            timeout: seconds that the ranks have which are there (default: ``BLINKMPI_TIMEOUT``).
+
+        Raises:
+            CollectiveTimeout, PeerLost: if they do not come, as where no :meth:`grow` has started this process.
+            BlinkError: what kept a rank from opening it, as on the ranks that are there.
+        """
+        from .runtime.growing.by_mpi import joined_by_mpi
+
+        if timeout is not None:
+            check_timeout(timeout)
+        made = joined_by_mpi(timeout)
+        return None if made is None else Communicator._with(*made)
+
+    @staticmethod
+    def _with(comm: MPI.Intracomm, made: Dispatcher) -> Communicator:
+        """One of MPI's communicator, and of what makes the calls there."""
         new = MPI.Intracomm.__new__(Communicator, comm)
         new._blink, new._child = made, None
         return new

@@ -92,6 +92,10 @@ class CannotShrink(BlinkError):
     """The ranks that are left cannot go on together: the launcher, GPUs, or that they have done so already forbid."""
 
 
+class CannotGrow(BlinkError):
+    """The ranks cannot get further ones: the launcher, GPUs, or a description of so many ranks forbid."""
+
+
 class RemoteError(BlinkError):
     """Another rank failed; this is its error, raised here too."""
 

@@ -66,20 +66,24 @@ class StoreCommunicator(Planned):
         wire: str | None = None,
         algorithms: Sequence[Algorithm] = (),
     ) -> None:
-        missing = [method for method in METHODS if not callable(getattr(store, method, None))]
-        if missing:
-            raise ArgumentError(
-                f"StoreCommunicator({store!r}, ...): it has no method {missing[0]}(); pass a store such as torch's "
-                "TCPStore"
-            )
+        _check_store(store)
         if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
             raise ArgumentError(f"StoreCommunicator(rank={rank!r}, size={size!r}): expected integers, 0 <= rank < size")
-        self.rank, self.size = rank, size
         options = Options(
             topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream,
             algorithms=tuple(algorithms), wire=wire,
         )  # fmt: skip
-        self._blink = Dispatcher(partial(StoreRanks, store, rank, size, name), options)
+        self._take(rank, size, Dispatcher(partial(StoreRanks, store, rank, size, name), options))
+
+    def _take(self, rank: int, size: int, made: Dispatcher) -> None:
+        self.rank, self.size, self._blink = rank, size, made
+
+    @classmethod
+    def _with(cls, rank: int, size: int, made: Dispatcher) -> StoreCommunicator:
+        """One whose calls are made by what there is."""
+        new = StoreCommunicator.__new__(StoreCommunicator)
+        new._take(rank, size, made)
+        return new
 
     def Get_rank(self) -> int:
         """This process, as mpi4py has it."""
@@ -117,9 +121,54 @@ class StoreCommunicator(Planned):
         rest, made = shrunk_by_store(dispatcher, ranks, without, timeout)
         if dispatcher.sequence.dead is not None:
             self._blink = None
-        new = StoreCommunicator.__new__(StoreCommunicator)
-        new.rank, new.size, new._blink = rest.index(self.rank), len(rest), made
+        return self._with(rest.index(self.rank), len(rest), made)
+
+    def grow(self, n: int, *, timeout: float | None = None) -> StoreCommunicator:
+        """A communicator with ``n`` new processes, which call :meth:`join`; collective. This one is given back.
+
+        The processes that are there keep their ranks; the new ones come behind them, in the order in which they asked.
+        The machine is probed, and trees are packed anew. CPU ranks only.
+
+        Args:
+            n: how many are to come. Nothing is started here: that is the program's, or its agent's.
+            timeout: seconds that all this may take (default: the communicator's).
+
+        Raises:
+            ArgumentError, CannotGrow: on every rank: for arguments that cannot be, GPUs, and a machine or plan that the
+                user has named.
+            CollectiveTimeout, RemoteError: if fewer ask, the first on rank 0, the other elsewhere. PeerLost: if a new
+                process dies meanwhile. This communicator lives, and it may be called again.
+        """
+        from .runtime.growing.by_store import grown_by_store
+
+        dispatcher = self._dispatcher()
+        ranks = dispatcher.context.ranks
+        assert isinstance(ranks, StoreRanks), "it was made with them"
+        made = grown_by_store(dispatcher, ranks, n, timeout)
+        new = self._with(self.rank, made.context.n, made)
+        self.Free()
         return new
+
+    @staticmethod
+    def join(store: Store, *, name: str = "", timeout: float | None = None) -> StoreCommunicator:
+        """The communicator of processes that :meth:`grow`, for a process that comes to them; waits until they do.
+
+        It takes over the arguments of the communicator that grows.
+
+        Args:
+            store: theirs.
+            name: with which they made their communicator.
+            timeout: seconds that they have to let it in (default: ``BLINKMPI_TIMEOUT``).
+
+        Raises:
+            CollectiveTimeout: if they do not. BlinkError: what kept a rank from opening it, as on the others.
+        """
+        from .runtime.growing.by_store import joined_by_store
+
+        _check_store(store)
+        if timeout is not None:
+            check_timeout(timeout)
+        return StoreCommunicator._with(*joined_by_store(store, name, timeout))
 
     def Free(self) -> None:
         """Give everything back; collective, unless the communicator is dead (then local). Safe to call twice."""
@@ -139,3 +188,12 @@ class StoreCommunicator(Planned):
             if not name.startswith("_") and hasattr(MPI.Intracomm, name):
                 text = f"a StoreCommunicator has no {name}(), because MPI did not start its processes; {INSTEAD}"
             raise AttributeError(text)
+
+
+def _check_store(store: object) -> None:
+    """Raise ArgumentError for what is no store."""
+    missing = [method for method in METHODS if not callable(getattr(store, method, None))]
+    if missing:
+        raise ArgumentError(
+            f"StoreCommunicator({store!r}, ...): it has no method {missing[0]}(); pass a store such as torch's TCPStore"
+        )

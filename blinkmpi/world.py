@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
 from .communicator import Communicator
+from .errors import CannotGrow
 from .runtime.process_exit import UNCAUGHT, in_child
 
 REAL = MPI.COMM_WORLD  # MPI's own
@@ -47,6 +49,13 @@ class World(Communicator):
     def Get_info(self) -> MPI.Info:
         """What MPI says of itself, as which memory it takes, it says of its own communicator alone."""
         return REAL.Get_info()
+
+    def grow(self, n: int, command: Sequence[str] | None = None, *, timeout: float | None = None) -> NoReturn:
+        """Raise CannotGrow: MPI's world keeps its size."""
+        raise CannotGrow(
+            f"grow({n}): MPI.COMM_WORLD keeps its size under blinkmpi run; grow a communicator of your own, such as "
+            "MPI.COMM_WORLD.Dup()"
+        )
 
     def __reduce__(self) -> str:  # type: ignore[override]
         return "COMM_WORLD"

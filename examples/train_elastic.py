@@ -6,6 +6,9 @@ ranks sum is the gradient of the same batches, so the accuracy is that of a run 
 
 A rank may have ended a step in which another one heard of the loss. So each keeps the weights of the step before, and
 all go back to the last step that all have ended.
+
+With ``--replace`` a new rank is started for each that is lost (``grow``). It runs this program, too: it joins the
+others, and gets the state of the training from the first of them.
 """
 
 import argparse
@@ -41,16 +44,28 @@ class State:
             self.net.weights[:], self.speed = self._before
             self.steps = steps
 
+    def share(self, comm: blinkmpi.Communicator) -> None:
+        """Be as on the first rank."""
+        self.steps = comm.bcast(self.steps)
+        for array in (self.net.weights, self.speed):
+            comm.Bcast(array)
 
-def go_on(comm: blinkmpi.Communicator, error: blinkmpi.PeerLost, state: State) -> blinkmpi.Communicator:
-    """Give the communicator of the ranks that are left, which are at the same step then."""
-    at = state.steps
+
+def go_on(comm: blinkmpi.Communicator, error: blinkmpi.PeerLost, state: State, replace: bool) -> blinkmpi.Communicator:
+    """Give the communicator of the ranks that are left, or of as many as before; they are at the same step then."""
+    at, size = state.steps, comm.size
     new = comm.shrink()
     state.back_to(new.allreduce(at, MPI.MIN))
     if new.rank == 0:
         lost = ", ".join(map(str, error.ranks))
-        print(f"rank {lost} of {comm.size} is lost at step {state.steps}: {new.size} go on", flush=True)
-    return new
+        print(f"rank {lost} of {size} is lost at step {state.steps}: {new.size} go on", flush=True)
+    if not replace:
+        return new
+    grown = new.grow(size - new.size)
+    state.share(grown)
+    if grown.rank == 0:
+        print(f"{grown.size} ranks are there again at step {state.steps}", flush=True)
+    return grown
 
 
 def batch_of(step: int, args: argparse.Namespace, n: int) -> Array:
@@ -67,17 +82,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=128, help="samples in a step, of all ranks together (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, split and order (%(default)s)")
     parser.add_argument("--lose", nargs="*", default=[], metavar="RANK:STEP", help="kill these ranks at these steps")
+    parser.add_argument("--replace", action="store_true", help="start a new rank for each that is lost")
     return parser.parse_args()
 
 
 def main() -> int:
-    args, me = arguments(), MPI.COMM_WORLD.rank
-    dies_at = {int(rank): int(step) for rank, _, step in (text.partition(":") for text in args.lose)}.get(me)
-    comm = blinkmpi.Communicator(MPI.COMM_WORLD)
+    args, joined = arguments(), blinkmpi.Communicator.join()
+    comm = joined or blinkmpi.Communicator(MPI.COMM_WORLD)
+    deaths = {int(rank): int(step) for rank, _, step in (text.partition(":") for text in args.lose)}
+    dies_at = None if joined else deaths.get(comm.rank)
     x, digits, test_x, test_digits = digits_split(np, args.seed)
     net = Network(np, [x.shape[1], *args.hidden, 10])
     net.initialise(args.seed)  # the same on all ranks
     state, steps = State(net), args.epochs * (len(digits) // args.batch)
+    if joined:
+        state.share(comm)
     while state.steps < steps:
         if state.steps == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -86,7 +105,7 @@ def main() -> int:
         try:
             comm.Allreduce(MPI.IN_PLACE, net.gradient)
         except blinkmpi.PeerLost as error:
-            comm = go_on(comm, error, state)
+            comm = go_on(comm, error, state, args.replace)
         else:
             state.step()
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 
-from benchmarks import gpu_certainty, report
+from benchmarks import gpu_certainty, losses, report
 from benchmarks.lang import page as lang
 from benchmarks.paper import __main__ as paper
 from benchmarks.planner import gpu_choice
@@ -32,6 +32,7 @@ def choices_on_gpus() -> str:
 SOURCES: dict[str, Callable[[], dict[str, str]]] = {
     "performance": lambda: report.ratio_tables(report.read(report.RESULTS)),
     "measurements": lambda: {"all": report.render(report.read(report.RESULTS))},
+    "losses": losses.tables,
     "paper": paper.tables,
     "certainty": lambda: {**gpu_certainty.tables(gpu_certainty.measurements()), "choice": choices_on_gpus()},
     "lang": lang.tables,

@@ -22,6 +22,8 @@
 ``guard``          MPI's own methods that take buffers, and what each does with GPU memory
 ``ranks``          what has brought the ranks together: MPI, or a key-value store
 ``shrinking``      those of them that are left go on: ``comm.shrink()``
+``growing``        they go on with further ones: ``comm.grow()``
+``in_thread``      work of MPI's, or of a store, that waits without a deadline: it is polled
 ``requests``       non-blocking and persistent requests, and the thread that makes what C cannot begin
 ``inspection``     what a communicator says of itself
 ``process_exit``   how a process ends, and the job with it

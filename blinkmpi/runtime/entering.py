@@ -27,20 +27,22 @@ from .sequence import CallSequence, Fatal
 T = TypeVar("T")
 
 
-def enter(sequence: CallSequence, what: str, prepare: Callable[[], T]) -> T:
+def enter(sequence: CallSequence, what: str, prepare: Callable[[], T], timeout_s: float | None = None) -> T:
     """Wait, as a call of its own, until all ranks are about to do ``what``.
 
     Args:
         prepare: looks at this rank's arguments; if that fails on a rank, no rank goes on.
+        timeout_s: that the ranks have to come (default: the communicator's).
 
     Returns:
         What ``prepare`` gave here.
     """
     done, context = attempt(prepare), sequence.context
+    deadline = context.timeout_s if timeout_s is None else timeout_s
     if isinstance(done, Exception):
-        call: EntryCall = RefusedCall(context.host, done, context.timeout_s)
+        call: EntryCall = RefusedCall(context.host, done, deadline)
     else:
-        call = EntryCall(context.host, Called(what), context.timeout_s)
+        call = EntryCall(context.host, Called(what), deadline)
     sequence.launch(call)
     sequence.wait(call)
     context.rendezvous.what, context.rendezvous.met = what, True

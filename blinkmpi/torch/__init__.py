@@ -14,6 +14,7 @@ Importing it registers the backend and the rendezvous ``mpi://``, and touches ne
 ``device_messages``  from GPU to GPU; ``own_messages`` are a rank's to itself
 ``profiling``    rows in torch's profiler; ``compiler`` hides from torch.compile what torch calls here
 ``hook``         DDP and ``fsdp`` FSDP2, for those who keep another process group
+``ft``           torchft, which makes groups anew as replicas come and go
 ``mem_pool``     tensors in memory that all ranks have mapped
 """
 

@@ -34,16 +34,13 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
         backend_options: keyword arguments of the Communicator, as a dict, or None.
     """
     others = beside(options)
-    keywords = _keywords(backend_options, mixed=others is not None)
+    given = _keywords(backend_options, mixed=others is not None)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     ranks, store = list(options.global_ranks_in_group), of_attempt(options.store)
-    keywords = {"timeout": timeout.total_seconds(), "stream": "current", **keywords}
-    keywords["deterministic"] = (
-        True  # torch lets a blocking call meet others that are not, MPI's own collectives do not
-    )
+    keywords = keywords_of(given, timeout)
     by_mpi = started_by_mpi(rank, size) if not ranks else _by_mpi()
     if not by_mpi:
-        open_comm: Callable[[], Any] = partial(_by_store, store, rank, size, keywords)
+        open_comm: Callable[[], Any] = partial(by_store, store, rank, size, keywords)
     elif ranks:
         open_comm = partial(_part, ranks, str(options.group_id))
     else:
@@ -54,6 +51,12 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
         _world[:] = [weakref.ref(group)]
         assert group.comm is not None  # all ranks are here now
     return group
+
+
+def keywords_of(options: Mapping[str, Any], timeout: timedelta) -> dict[str, Any]:
+    """The keyword arguments of a group's Communicator, with those that the user gave."""
+    # torch lets a blocking call meet others that are not, MPI's own collectives do not
+    return {"timeout": timeout.total_seconds(), "stream": "current", **options, "deterministic": True}
 
 
 def _keywords(backend_options: Any, *, mixed: bool) -> dict[str, Any]:
@@ -113,7 +116,8 @@ def _part(ranks: list[int], name: str) -> Any:
         world.Free()
 
 
-def _by_store(store: Any, rank: int, size: int, keywords: dict[str, Any]) -> Any:
+def by_store(store: Any, rank: int, size: int, keywords: Mapping[str, Any]) -> Any:
+    """The communicator of processes that share a store, which is this group's alone; collective."""
     from ..store_communicator import StoreCommunicator
 
     return _opened(partial(StoreCommunicator, dist.PrefixStore("blinkmpi", store), rank, size, **keywords))

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from .control_pages import process_state, start_time
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=", b"PMI_RANK=", b"SLURM_PROCID=")
+WORLD_VARIABLE = "PMIX_NAMESPACE"  # differs between processes that were started together and later ones
 CREDENTIALS = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
 WORDS = {
     "running": "runs",
@@ -39,7 +40,7 @@ class JobProcess(msgspec.Struct, frozen=True):
         return f"host {self.host}, process {self.pid}"
 
 
-KNOWN: dict[int, JobProcess] = {}  # by rank in MPI's COMM_WORLD
+KNOWN: dict[int, JobProcess] = {}  # by number in the job
 VISIBLE: set[JobProcess] = set()  # those of this machine, by the same numbers as here
 LOOK_AGAIN_SECONDS = 1.0  # after which the launcher's processes are looked at again
 _looked: list[float] = []
@@ -80,8 +81,12 @@ def state(process: JobProcess | None) -> str:
     return "stopped" if letter in "Tt" else "blocked" if letter == "D" else "running"
 
 
-def learn_from_launcher() -> None:
-    """Note the processes that this one's launcher has started here, as far as no exchange has told of them."""
+def learn_from_launcher(number_of: Callable[[int], int]) -> None:
+    """Note the processes that this one's launcher has started here with it, as far as no exchange has told of them.
+
+    Args:
+        number_of: the number of a process in the job, from its rank in its world.
+    """
     now = time.monotonic()
     if _looked and now - _looked[-1] < LOOK_AGAIN_SECONDS:
         return
@@ -89,8 +94,8 @@ def learn_from_launcher() -> None:
     me, found = own(), {}
     for pid in _children(os.getppid()):
         rank = _rank_of(pid)
-        if rank is not None and rank not in KNOWN:
-            found[rank] = JobProcess(me.host, me.boot, pid, start_time(pid) or 0)
+        if rank is not None and number_of(rank) not in KNOWN:
+            found[number_of(rank)] = JobProcess(me.host, me.boot, pid, start_time(pid) or 0)
     learn(found)
 
 
@@ -105,11 +110,13 @@ def _children(parent: int) -> list[int]:
 
 
 def _rank_of(pid: int) -> int | None:
-    """The rank that the launcher gave to a process."""
+    """The rank that the launcher gave to a process of this one's world."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is another user's
         return None
+    if (world := os.environ.get(WORLD_VARIABLE)) and f"{WORLD_VARIABLE}={world}".encode() not in variables:
+        return None  # it was started earlier or later than this one
     for name in RANK_VARIABLES:
         for variable in variables:
             if variable.startswith(name) and variable.removeprefix(name).isdigit():

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shlex
 import shutil
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ENVIRONMENT, ROOT, TAIL
+from tests.harness import ENVIRONMENT, ROOT, TAIL, other_mpi
 from tests.hosts.conftest import lacking
 from tests.hosts.world import ROOTLESS, HostsError, World, program, search_path
 
@@ -31,13 +32,17 @@ class Slurm:
     env: dict[str, str]
 
     def sbatch(self, *args: str, **env: str) -> str:
-        """Run ``launch/slurm.sbatch`` on two ranks of each of two nodes to its end; gives what it printed.
+        """Run ``launch/slurm.sbatch`` on two ranks of each of two nodes to its end; gives what it printed."""
+        size = ["--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=0"]
+        return self.job(*size, "launch/slurm.sbatch", *args, **env)
+
+    def job(self, *args: str, **env: str) -> str:
+        """Run a job to its end; gives its output file.
 
         Not by ``sbatch --wait``, which looks for the end after 2, 10 and 42 seconds.
         """
-        size = ["--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=0"]
         output = f"--output={self.folder}/%j.out"
-        job = self.do("sbatch", "--parsable", output, *size, "launch/slurm.sbatch", *args, **env)
+        job = self.do("sbatch", "--parsable", output, *args, **env)
         end = time.monotonic() + JOB_S
         while (state := self.do("squeue", "--noheader", "--states=all", f"--job={job}", "--format=%T")) in WAITING:
             if time.monotonic() > end:
@@ -67,6 +72,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     folder = tmp_path_factory.mktemp("slurm")
     with World(2) as world:
         (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, names=",".join(world.names)))
+        for gpu in ("nvidia0", "nvidia1"):  # in the place of devices
+            (folder / gpu).touch()
+        (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/nvidia[0-1]\n")
         (folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")  # each host's own
         for name in ("state", *world.names):
             (folder / name).mkdir()
@@ -92,6 +100,37 @@ def train() -> None:
 def test_slurm_runs_it_by_the_launcher_of_open_mpi(slurm: Slurm) -> None:
     output = slurm.sbatch(*program((2, 2), print, "there", timeout=30), LAUNCHER="openmpi")
     assert output.count("\nthere") == 4, output
+
+
+def test_slurm_runs_it_with_pmi2_where_the_mpi_is_mpich(slurm: Slurm, tmp_path: Path) -> None:
+    variables = other_mpi("mpich", tmp_path)
+    output = slurm.sbatch(*program((2, 2), train, timeout=40), **variables)
+    assert "srun --mpi=pmi2 " in output
+    assert "on 2 nodes" in output
+    assert "bit-identical on 4 ranks" in output
+    assert "passed" in output
+
+
+GPUS = ["--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1"]  # of a job
+
+
+def script(folder: Path, line: str) -> str:
+    """A job script in this environment, of one line."""
+    path = folder / "job.sh"
+    path.write_text(f"#!/bin/bash\nset -e\nsource {sys.prefix}/bin/activate\n{line}\n")
+    return str(path)
+
+
+def test_a_job_with_a_gpu_for_each_task_runs(slurm: Slurm, tmp_path: Path) -> None:
+    """Files stand for the GPUs, which ranks do not look for: what such a job sets does not contradict launch's line."""
+    argv = shlex.join(program((2, 2), train, timeout=40))
+    line = f"echo $SLURM_GPUS_PER_TASK GPU for each task; blinkmpi launch --from-env --mpi srun --run -- {argv}"
+    output = slurm.job(*GPUS, "--gpus-per-task=1", script(tmp_path, line))
+    assert "1 GPU for each task" in output
+    assert "srun --mpi=pmix " in output
+    assert "on 2 nodes" in output
+    assert "bit-identical on 4 ranks" in output
+    assert "passed" in output
 
 
 PLACES = ("out_of_place", "in_place")

@@ -48,3 +48,12 @@ def test_training_that_loses_ranks_is_as_good_as_one_that_does_not() -> None:
     assert "rank 1 of 3 is lost at step 35: 2 go on" in output  # by its number among those that were left
     assert "bit-identical on 2 ranks" in output
     assert abs(whole - left) < 1, (whole, left)  # sums of other ranks are rounded otherwise
+
+
+@pytest.mark.mpi_skip
+def test_training_that_replaces_a_lost_rank_ends_with_all() -> None:
+    output, accuracy = elastic("1:20", "--replace", n=3)
+    assert "rank 1 of 3 is lost at step 20: 2 go on" in output
+    assert "3 ranks are there again at step 20" in output
+    assert "bit-identical on 3 ranks" in output
+    assert accuracy > 95

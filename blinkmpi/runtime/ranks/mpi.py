@@ -11,6 +11,7 @@ from ...errors import SHRINK, START_AGAIN, CollectiveTimeout, PeerLost
 from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
 from ...transport.network.exchanges import BegunDup, BoundedComm, Members, duplicate, introduce
+from ...transport.network.job_numbers import own_number
 from ...transport.slow_waits import SlowWaits
 from ...util.launcher import outlives_ranks
 from ...util.settings import Settings, log
@@ -62,8 +63,9 @@ class MpiRanks:
 
     @property
     def process(self) -> int:
-        """The rank in MPI's world."""
-        return MPI.COMM_WORLD.rank
+        """Its number among those of the job; the rank in a world of its own, for one that has not joined it."""
+        number = own_number()
+        return number if number >= 0 else MPI.COMM_WORLD.rank
 
     @property
     def remedy(self) -> str:

@@ -31,12 +31,16 @@ class StoreRanks:
 
     Args:
         name, known: see :class:`StoreComm`.
+        what: that makes them, in words.
+        asked_at: the name under which processes ask to join them; ``name``, where it is not another one.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, name: str, rendezvous: Rendezvous, known: Known | None = None
-    ) -> None:
-        rendezvous.what = "StoreCommunicator()" if known is None else "shrink()"
+        self, store: Store, rank: int, size: int, name: str, rendezvous: Rendezvous, known: Known | None = None,
+        *, what: str = "StoreCommunicator()", asked_at: str | None = None,
+    ) -> None:  # fmt: skip
+        rendezvous.what = what
+        self.asked_at = name if asked_at is None else asked_at
         if launched_rank(os.environ) is None:  # nobody connects to this process by MPI, and it may be killed
             remove_segment(os.getpid())
         self.store = store
@@ -47,7 +51,10 @@ class StoreRanks:
         known = {new: self.together.known[old] for new, old in enumerate(rest) if old != self.together.rank}
         key = hashlib.blake2b(f"{self.together.unique} {list(rest)}".encode(), digest_size=8).hexdigest()
         rendezvous.timeout_s = timeout_s
-        return StoreRanks(self.store, list(rest).index(self.together.rank), len(rest), key, rendezvous, known)
+        return StoreRanks(
+            self.store, list(rest).index(self.together.rank), len(rest), key, rendezvous, known,
+            what="shrink()", asked_at=self.asked_at,
+        )  # fmt: skip
 
     @property
     def process(self) -> int:

@@ -9,7 +9,6 @@ internal error, so ``Shrink`` is called in a thread: like all that is waited for
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,42 +26,18 @@ from ...util.lru import LRU
 from ...util.text import ranks_text
 from ..children import SETS, Child, Spares
 from ..dispatch import Dispatcher
+from ..in_thread import MOMENT_S, InThread
 from ..process_exit import end_job_if_stopped, job_goes_on
 from ..ranks.mpi import MpiRanks
 from .meeting import Meeting, check_not_left_behind, enter, meet
 
 MADE, NOT_LOST = 1, 2  # bits of what the ranks agree on: all have opened it; none failed but for a rank that was lost
 TAG = 0x5412  # of what the ranks that are left tell one another on the old communicator
-MOMENT_S = 1e-3  # that one look at work in a thread waits
 Made = tuple[MPI.Intracomm, Dispatcher]
 
 
-class InThread:
-    """Work in a thread, which is polled as a request of MPI's is."""
-
-    def __init__(self, work: Callable[[], MPI.Comm]) -> None:
-        self._made: MPI.Intracomm | None = None
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-        threading.Thread(target=self._run, args=(work,), name="blinkmpi-shrink", daemon=True).start()
-
-    def _run(self, work: Callable[[], MPI.Comm]) -> None:
-        try:
-            self._made = MPI.Intracomm(work())
-        except BaseException as error:
-            self._error = error
-        self._done.set()
-
-    def ended(self) -> bool:
-        """Whether it has ended, within a moment."""
-        return self._done.wait(MOMENT_S)
-
-    def result(self) -> MPI.Intracomm:
-        """What it has made; raises what went wrong."""
-        if self._error is not None:
-            raise self._error
-        assert self._made is not None, "it has ended"
-        return self._made
+def _begun(work: Callable[[], MPI.Comm]) -> InThread[MPI.Comm]:
+    return InThread(work, "blinkmpi-shrink")
 
 
 class MpiShrinking:
@@ -73,7 +48,7 @@ class MpiShrinking:
         self._base = self._context.mpi.public  # whose ranks are left so far
         self._ranks = tuple(range(self._context.n))  # those of the base, by their old numbers
         self._lost: PeerLost | None = None  # what was said of it if one of the base was lost as that was opened
-        self._shrinks: InThread | None = None  # MPI's Shrink of the base, which has not ended
+        self._shrinks: InThread[MPI.Comm] | None = None  # MPI's Shrink of the base, which has not ended
         self._outlives = outlives_ranks(os.environ)
 
     def run(self, without: frozenset[int], timeout_s: float | None) -> Made:
@@ -127,7 +102,7 @@ class MpiShrinking:
             old = self._context.mpi.private if first else self._base
             at = [self._ranks.index(r) for r in found.rest]
             group = Members(old, Rendezvous("shrink()", deadline_s, self._context.slow), at, TAG)
-            self._take(self._await(InThread(group.Dup), "MPI's Create_group", deadline_s))
+            self._take(self._await(_begun(group.Dup), "MPI's Create_group", deadline_s))
 
     def _shrink(self, alive: list[int], deadline_s: float) -> None:
         """Take what MPI's Shrink makes, for which all must come that live."""
@@ -138,7 +113,7 @@ class MpiShrinking:
                 f"shrink(): a process has died, and MPI waits for others that live: {host.peers.states(alive)}; end "
                 f"these, too (kill -KILL {kill}), and call shrink() again"
             )
-        self._shrinks = self._shrinks or InThread(self._base.Shrink)
+        self._shrinks = self._shrinks or _begun(self._base.Shrink)
         try:
             self._take(self._await(self._shrinks, "MPI's Shrink", deadline_s))
         finally:
@@ -152,13 +127,13 @@ class MpiShrinking:
         base.Free()
         self._base, self._ranks = comm, tuple(self._ranks[i] for i in at)
 
-    def _await(self, work: InThread, what: str, deadline_s: float) -> MPI.Intracomm:
+    def _await(self, work: InThread[MPI.Comm], what: str, deadline_s: float) -> MPI.Intracomm:
         since = time.monotonic()
         while not work.ended():
             if time.monotonic() - since > deadline_s:
                 raise self._late(what, deadline_s)
         try:
-            return work.result()
+            return MPI.Intracomm(work.result())
         except MPI.Exception as error:
             raise PeerLost(f"shrink(): {what}: {error}; call it again", self._context.host.peers.lost()) from error
 
@@ -209,7 +184,7 @@ class MpiShrinking:
         Raises:
             PeerLost: on every rank, if one is lost meanwhile.
         """
-        made = self._await(InThread(self._base.Shrink), "MPI's second Shrink", deadline_s)
+        made = self._await(_begun(self._base.Shrink), "MPI's second Shrink", deadline_s)
         if made.size < self._base.size:
             raise PeerLost("shrink(): another rank was lost as the new communicator opened; call it again")
         return made, MPI.REQUEST_NULL

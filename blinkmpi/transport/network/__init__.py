@@ -1,4 +1,5 @@
 """Between nodes: MPI messages that carry chunks (``endpoints``), announcements and aborts (``messages``).
 
 And what the ranks find out together, under a deadline (``bounded``): by MPI (``exchanges``) or a store (``store``).
+``job_numbers`` tells MPI's processes apart, also those that come later.
 """

@@ -19,6 +19,7 @@ from ...errors import PeerLost
 from ...util.together import MOST_GATHERED, MOST_SENT, allgather, check_lengths, cut
 from ..processes import KNOWN, JobProcess, learn, learn_from_launcher, own
 from .bounded import Begun, Bounded, Rendezvous
+from .job_numbers import numbers_of, of_world
 
 FAILED = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 SHORT = 56  # bytes of a rank that go with their length
@@ -48,8 +49,8 @@ class BoundedComm(Bounded):
     def __init__(
         self, comm: MPI.Intracomm, rendezvous: Rendezvous, *, among: Sequence[int] = (), name: str = ""
     ) -> None:
-        everybody, ranks = world_ranks(comm), among or range(comm.size)
-        self.comm, self.world = comm, [everybody[r] for r in ranks]
+        everybody, ranks = numbers_of(comm), among or range(comm.size)
+        self.comm, self.numbers = comm, [everybody[r] for r in ranks]
         key = hashlib.blake2b(repr((everybody, *among)).encode(), digest_size=8).hexdigest()
         if not name:
             _made[key] = _made.get(key, 0) + 1
@@ -101,10 +102,10 @@ class BoundedComm(Bounded):
 
     def processes(self) -> dict[int, JobProcess]:
         """Who the other ranks are: from the first exchange, or from their launcher."""
-        if any(world not in KNOWN for world in self.world):
-            learn_from_launcher()
-        pairs = enumerate(self.world)
-        return {r: KNOWN[world] for r, world in pairs if world in KNOWN and r != self.rank}
+        if any(number not in KNOWN for number in self.numbers):
+            learn_from_launcher(of_world)
+        pairs = [(r, number) for r, number in enumerate(self.numbers) if number is not None and r != self.rank]
+        return {r: KNOWN[number] for r, number in pairs if number in KNOWN}
 
     def _poll(self, begun: Begun) -> None:
         try:
@@ -178,17 +179,8 @@ class Members(BoundedComm):
 
 def introduce(comm: BoundedComm) -> None:
     """Tell each other who the processes are; collective."""
-    found = zip(comm.world, allgather(comm, own(), JobProcess), strict=True)
-    learn({world: process for world, process in found if world >= 0})
-
-
-def world_ranks(comm: MPI.Intracomm) -> list[int]:
-    """The ranks in COMM_WORLD of those of ``comm``; below 0 for a process that was started later."""
-    mine, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
-    found = [int(r) for r in MPI.Group.Translate_ranks(mine, list(range(comm.size)), world)]
-    mine.Free()
-    world.Free()
-    return found
+    found = zip(comm.numbers, allgather(comm, own(), JobProcess), strict=True)
+    learn({number: process for number, process in found if number is not None})
 
 
 def duplicate(comm: MPI.Intracomm, rendezvous: Rendezvous, begun: BegunDup | None = None) -> MPI.Intracomm:

@@ -188,20 +188,21 @@ def test_processes_are_told_apart(me: JobProcess) -> None:
 
 
 def test_before_any_exchange_ranks_are_known_by_their_launcher() -> None:
-    """Children of one parent, by the rank that it gave them."""
+    """Children of one parent, by the rank that it gave them; not those that it has started later."""
     program = "import subprocess, sys\n" + "\n".join(
         [
             f"sleep = [{sys.executable!r}, '-c', 'import time; time.sleep(60)']",
             f"asks = [{sys.executable!r}, '-c', sys.argv[1]]",
-            "other = subprocess.Popen(sleep, env={'PMI_RANK': '1'})",
-            "print(other.pid, subprocess.run(asks, env={'PMI_RANK': '0', 'PYTHONPATH': sys.argv[2]},",
-            "      capture_output=True, text=True).stdout)",
-            "other.kill()",
+            "env = {'PMIX_NAMESPACE': 'first', 'PYTHONPATH': sys.argv[2]}",
+            "later = subprocess.Popen(sleep, env={**env, 'PMI_RANK': '1', 'PMIX_NAMESPACE': 'second'})",
+            "other = subprocess.Popen(sleep, env={**env, 'PMI_RANK': '1'})",
+            "found = subprocess.run(asks, env={**env, 'PMI_RANK': '0'}, capture_output=True, text=True)",
+            "print(other.pid, found.stdout)",
+            "other.kill(), later.kill()",
         ]
     )
-    asks = (
-        "import blinkmpi.transport.processes as p; p.learn_from_launcher(); print(p.KNOWN[1].pid, p.state(p.KNOWN[1]))"
-    )
+    learn = "import blinkmpi.transport.processes as p; p.learn_from_launcher(int);"
+    asks = f"{learn} print(p.KNOWN[1].pid, p.state(p.KNOWN[1]))"
     argv = [sys.executable, "-c", program, asks, os.pathsep.join(sys.path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
     wanted, pid, state = done.stdout.split()
