@@ -43,7 +43,9 @@ def test_a_table_of_the_page_has_the_numbers_of_its_file() -> None:
     assert f"measurements.md#{anchor(name)}" in made.made("performance")["cpu-ranks"]
 
 
-@pytest.mark.parametrize(("mark", "known"), [("paper/none", "paper-speedup"), ("none/x", "measurements, losses, paper")])
+@pytest.mark.parametrize(
+    ("mark", "known"), [("paper/none", "paper-speedup"), ("none/x", "measurements, losses, paper")]
+)
 def test_a_mark_without_a_table_is_named_with_those_there_are(mark: str, known: str) -> None:
     with pytest.raises(KeyError, match=f"made: {mark} .*{known}"):
         made.filled(f"# A page\n\n<!-- made: {mark} -->\n")
