@@ -10,8 +10,8 @@ from .answer import TIERS, UNPACKED, checked, nothing, packing_of
 from .baselines import few, groups, ilp, mwu, rings
 from .cluster import assembly, hierarchy
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
+from .graph.automorphism import automorphism, moved_by
 from .graph.fabric import Arc, Kept
-from .graph.turning import turned, turning
 from .patterns import chains, hybrid, shallow, stars
 from .problem import BACKWARDS, MANY_RANKS, OUT_OF_TIME, Method, MethodOptions, Problem, Solution
 from .tree import ROOTED, Packing
@@ -140,8 +140,8 @@ def _by_symmetry(problem: Problem, name: str) -> Solution | None:
     """
     f, root = problem.fabric, problem.root
     collective = BACKWARDS.get(problem.collective, problem.collective) if f.even else problem.collective
-    turns = ((r, turning(f, r, root)) for r in range(root if problem.collective in ROOTED else 0))
-    start, image = next(((r, image) for r, image in turns if image), (root, None))
+    images = ((r, automorphism(f, r, root)) for r in range(root if problem.collective in ROOTED else 0))
+    start, image = next(((r, image) for r, image in images if image), (root, None))
     if (collective, start) == (problem.collective, root):
         return None
     other = Problem(f, collective, start, problem.options, problem.deadline)
@@ -157,7 +157,7 @@ def _by_symmetry(problem: Problem, name: str) -> Solution | None:
         problem.tighten_by(moved)
     if not problem.met(found.rate) and not problem.deadline.late():
         return None
-    return found if image is None else found._replace(trees=turned(found.trees, image))
+    return found if image is None else found._replace(trees=moved_by(found.trees, image))
 
 
 def finished(problem: Problem, name: str, found: Solution) -> Packing:

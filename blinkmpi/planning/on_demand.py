@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, Self, cast
 
 from ..topology.model import Topology
-from ..trees.graph.turning import like_roots
+from ..trees.graph.automorphism import like_roots
 from ..trees.tree import ROOTED, Collective
 from ..util.lru import LRU
 from ..util.together import Comm, from_root, together

@@ -18,7 +18,7 @@ from ..program.call import Call
 from ..program.ir import Wire
 from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
 from ..trees.bounds.verify import verify
-from ..trees.graph.turning import is_symmetry, turned_packing
+from ..trees.graph.automorphism import is_symmetry, packing_moved_by
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing, carried, packed_as
 from ..util.codec import MOST_VALUES, Document, Value
 from ..util.text import brief, quoted
@@ -157,7 +157,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
                 if p.root in (-1, root):
                     return p
                 if turn and p.root == turn.like:
-                    self._turned[collective, root, scheme] = found = turned_packing(p, turn.image)
+                    self._turned[collective, root, scheme] = found = packing_moved_by(p, turn.image)
                     return found
         have = sorted({f"{p.scheme} (root {p.root})" if p.root >= 0 else p.scheme for p in self.packings
                        if p.collective == collective})  # fmt: skip

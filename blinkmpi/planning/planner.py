@@ -13,7 +13,7 @@ from ..errors import NoPackingError
 from ..topology.model import Topology
 from ..trees.answer import TIERS, is_shallow
 from ..trees.deadline import NEVER, SECONDS, Deadline
-from ..trees.graph.turning import like_roots
+from ..trees.graph.automorphism import like_roots
 from ..trees.packing import extra_methods, methods, pack
 from ..trees.tree import CARRIED, COLLECTIVES, MAY_BE_CARRIED, ROOTED, Collective, Packing, packed_as
 from .defaults import host_rules

@@ -141,9 +141,9 @@ def heaviest_first(caps: Capacities, shapes: Sequence[SpanningTree], count: int)
         left = np.array(caps.units, np.int64)
         chosen: list[int] = []
         total, take = 0, first
-        while len(chosen) < count and (thick := int(left[spots[take]].min())):
-            left[spots[take]] -= thick
-            total += thick
+        while len(chosen) < count and (bottleneck := int(left[spots[take]].min())):
+            left[spots[take]] -= bottleneck
+            total += bottleneck
             chosen.append(take)
             if total > most.get(len(chosen), (0, []))[0]:
                 most[len(chosen)] = total, list(chosen)

@@ -78,28 +78,28 @@ def least_depth(caps: Capacities) -> int:
 
 def depth_of(parent: Sequence[int], root: int) -> int:
     """Hops to the farthest rank."""
-    return max(len(_way_up(parent, root, v)) - 1 for v in range(len(parent)))
+    return max(len(_path_up(parent, root, v)) - 1 for v in range(len(parent)))
 
 
-def _way_up(parent: Sequence[int], root: int, v: int) -> list[int]:
-    way = [v]
-    while way[-1] != root:
-        way.append(parent[way[-1]])
-    return way
+def _path_up(parent: Sequence[int], root: int, v: int) -> list[int]:
+    path = [v]
+    while path[-1] != root:
+        path.append(parent[path[-1]])
+    return path
 
 
 def shortened(matrix: Lengths, start: Sequence[int], root: int, max_depth: int) -> list[int]:
     """Move ranks to nearer parents as long as the tree stays shallow and gets shorter."""
     parent, n = list(start), len(start)
     while True:
-        ways = [_way_up(parent, root, v) for v in range(n)]
+        paths = [_path_up(parent, root, v) for v in range(n)]
         best: tuple[float, Arc] = (0.0, (-1, -1))
         for v in range(n):
             if v == root:
                 continue
-            height = max(w.index(v) for w in ways if v in w)
+            height = max(w.index(v) for w in paths if v in w)
             for u in range(n):
-                if matrix[u][v] < inf and v not in ways[u] and len(ways[u]) + height <= max_depth:
+                if matrix[u][v] < inf and v not in paths[u] and len(paths[u]) + height <= max_depth:
                     best = min(best, (matrix[u][v] - matrix[parent[v]][v], (u, v)))
         if best[0] >= GAIN:
             return parent

@@ -47,8 +47,8 @@ def plan(problem: Problem) -> Solution:
     if not direct:
         return _around(problem, "rings in depth-first order through the switches, as wide as the links")
     lane = lane_mbps(f)
-    room = {arc: mbps // lane for arc, mbps in f.arcs.items()}
-    found, exact = largest_set(f.n, room, both_ways=both)
+    capacity = {arc: mbps // lane for arc, mbps in f.arcs.items()}
+    found, exact = largest_set(f.n, capacity, both_ways=both)
     if found:
         trees = [
             t
@@ -59,7 +59,7 @@ def plan(problem: Problem) -> Solution:
         most = "the most that share no lane" if exact else f"the most found among {MAX_RINGS} rings or {STEPS} steps"
         why = f"{count} two-way rings of {lane / 1000:g} GB/s" if both else f"{count} rings of {lane / 1000:g} GB/s"
         rate = sum((t.weight for t in trees), Fraction(0))
-        return Solution(tuple(trees), rate, f"{why}, {most}{_lost(f, room, count, both)}")
+        return Solution(tuple(trees), rate, f"{why}, {most}{_lost(f, capacity, count, both)}")
     slow = fabric(f.topology, SLOW)
     if set(f.kinds) & set(FAST) and slow.arcs and slow.serves(problem.collective, problem.root):
         there = problem.on(slow)
@@ -78,9 +78,9 @@ def lane_mbps(f: Fabric) -> int:
     return gcd(*lanes, *f.arcs.values())
 
 
-def largest_set(n: int, room: Mapping[Arc, int], *, both_ways: bool) -> tuple[dict[Ring, int], bool]:
-    """How often to take each ring so that as many as possible fit into ``room`` lanes, and whether that is proved."""
-    rings, complete = all_rings(n, room, both_ways=both_ways)
+def largest_set(n: int, capacity: Mapping[Arc, int], *, both_ways: bool) -> tuple[dict[Ring, int], bool]:
+    """How often to take each ring so that as many as possible fit into these lanes, and whether that is proved."""
+    rings, complete = all_rings(n, capacity, both_ways=both_ways)
     if not rings:
         return {}, complete
     arcs = sorted({min(a, a[::-1]) if both_ways else a for ring in rings for a in lanes_of(ring)})
@@ -89,23 +89,23 @@ def largest_set(n: int, room: Mapping[Arc, int], *, both_ways: bool) -> tuple[di
     for j, ring in enumerate(rings):
         for arc in lanes_of(ring):
             uses[row[min(arc, arc[::-1]) if both_ways else arc], j] = 1
-    thick = np.array([min(room[a] for a in lanes_of(ring)) for ring in rings], float)
-    limit = np.array([room[arc] for arc in arcs], float)
-    x, proved = integer_program(-np.ones(len(rings)), [(uses, -np.inf, limit)], thick, np.ones(len(rings)), NODES)
+    bottleneck = np.array([min(capacity[a] for a in lanes_of(ring)) for ring in rings], float)
+    limit = np.array([capacity[arc] for arc in arcs], float)
+    x, proved = integer_program(-np.ones(len(rings)), [(uses, -np.inf, limit)], bottleneck, np.ones(len(rings)), NODES)
     if x is None:
-        return {rings[0]: int(thick[0])}, False
+        return {rings[0]: int(bottleneck[0])}, False
     taken = {ring: round(float(k)) for ring, k in zip(rings, x, strict=True) if k > 0.5}
     return taken, complete and proved
 
 
-def all_rings(n: int, room: Mapping[Arc, int], *, both_ways: bool) -> tuple[list[Ring], bool]:
+def all_rings(n: int, capacity: Mapping[Arc, int], *, both_ways: bool) -> tuple[list[Ring], bool]:
     """Rings through all ranks from rank 0 on, and whether these are all; one of each pair of directions.
 
     Args:
         both_ways: leave out rings that are the reverse of another one.
     """
     near: dict[int, list[int]] = {v: [] for v in range(n)}
-    for (u, v), lanes in sorted(room.items()):
+    for (u, v), lanes in sorted(capacity.items()):
         if lanes:
             near[u].append(v)
     rings: list[Ring] = []
@@ -190,8 +190,8 @@ def _through_boxes(f: Fabric, *, both_ways: bool) -> list[Ring]:
 def _inside(f: Fabric, box: list[int], *, both_ways: bool) -> list[Ring]:
     """The largest set of rings on the direct links of a box, else its depth-first order."""
     lane = lane_mbps(f)
-    room = {(i, j): f.arcs[u, v] // lane for i, u in enumerate(box) for j, v in enumerate(box) if (u, v) in f.arcs}
-    found, _ = largest_set(len(box), room, both_ways=both_ways) if room else ({}, True)
+    capacity = {(i, j): f.arcs[u, v] // lane for i, u in enumerate(box) for j, v in enumerate(box) if (u, v) in f.arcs}
+    found, _ = largest_set(len(box), capacity, both_ways=both_ways) if capacity else ({}, True)
     return [tuple(box[i] for i in ring) for ring in found] or [tuple(box)]
 
 
@@ -222,11 +222,11 @@ def _best_shares(problem: Problem, rings: list[Ring], hops: Mapping[Arc, Path]) 
     return {ring: x for ring, x in shares.items() if x}
 
 
-def _lost(f: Fabric, room: Mapping[Arc, int], count: int, both: bool) -> str:
+def _lost(f: Fabric, capacity: Mapping[Arc, int], count: int, both: bool) -> str:
     """The gain of one-way rings that need not come in pairs, as a remark."""
     if not both or f.n == 2:
         return ""
-    one_way, exact = largest_set(f.n, room, both_ways=False)
+    one_way, exact = largest_set(f.n, capacity, both_ways=False)
     single = sum(one_way.values())
     if single <= 2 * count:
         return ""

@@ -43,19 +43,19 @@ class CheapestPaths:
         at = {v: i for i, v in enumerate(f.vertices)}
         size = len(at)
         far = FAR if prices.dtype.kind == "i" else np.inf
-        way = np.full((size, size), far, prices.dtype)
+        distance = np.full((size, size), far, prices.dtype)
         tails, heads = np.array([(at[u], at[v]) for u, v in f.arcs], np.int64).T
-        way[tails, heads] = prices
+        distance[tails, heads] = prices
         if both_ways:  # a tree of AllReduce loads its edges in both directions
-            way = np.minimum(way + way.T, far)
+            distance = np.minimum(distance + distance.T, far)
         self._next = np.full((size, size), -1, np.int64)
         self._next[tails, heads] = heads
         for w in range(0 if relay and not depth else f.n, size):
-            through = way[:, w, None] + way[None, w, :]
-            shorter = through < way
-            way = np.where(shorter, through, way)
+            through = distance[:, w, None] + distance[None, w, :]
+            shorter = through < distance
+            distance = np.where(shorter, through, distance)
             self._next = np.where(shorter, self._next[:, w, None], self._next)
-        self.cost = np.ascontiguousarray(way[: f.n, : f.n])
+        self.cost = np.ascontiguousarray(distance[: f.n, : f.n])
         np.fill_diagonal(self.cost, far)
         self._last: list[NDArray[np.int64]] = []  # by number of hops less two: the rank before the last hop, or -1
         one = self.cost
@@ -115,8 +115,8 @@ def cheapest(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int], d
     towards = np.ascontiguousarray(cost.T)
     if collective in PATHS:
         pairs = [(u, v) for u in (ranks if collective == "alltoall" else [root]) for v in ranks if u != v]
-        way = towards if collective == "gather" else cost
-        return Fraction(sum(int(way[pair]) for pair in pairs), f.n)
+        distance = towards if collective == "gather" else cost
+        return Fraction(sum(int(distance[pair]) for pair in pairs), f.n)
 
     def least(some: Costs, roots: Iterable[int]) -> list[int]:
         tree = trees_at(some, depth)

@@ -1,8 +1,8 @@
-"""Method ``cluster``: streams between boxes and trees inside boxes, assembled to spanning trees of the whole cluster.
+"""Method ``cluster``: commodities between boxes and trees inside boxes, assembled to spanning trees of all ranks.
 
-A stream prefers one rail: the port of that number in every box. What does not fit there moves to ports with capacity
-left. Inside each box it takes the next trees rooted where it enters. A stream is cut wherever one of these changes, so
-that every piece is one spanning tree of the whole cluster. All sizes are integers in one unit.
+A commodity prefers one rail: the port of that number in every box. What does not fit there moves to ports with capacity
+left. Inside each box it takes the next trees rooted where it enters. A commodity is cut wherever one of these changes,
+so that every piece is one spanning tree of the whole cluster. All sizes are integers in one unit.
 """
 
 from bisect import bisect_left
@@ -18,7 +18,7 @@ from ..graph.boxes import Box, tiered
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, ROOTED, Edge, Tree
 from . import between_boxes, rails
-from .between_boxes import Stream
+from .between_boxes import Commodity
 from .inside_boxes import BoxTrees, box_trees
 
 Item = TypeVar("Item")
@@ -26,17 +26,17 @@ Pieces = list[tuple[int, int]]  # sizes, with the port of each
 
 
 class PortAssignment:
-    """The ports that every stream takes in every box."""
+    """The ports that every commodity takes in every box."""
 
     def __init__(
-        self, boxes: Sequence[Box], streams: Sequence[Stream], sizes: list[int], unit: int, both: bool
+        self, boxes: Sequence[Box], commodities: Sequence[Commodity], sizes: list[int], unit: int, both: bool
     ) -> None:
-        self.boxes, self.streams, self.sizes = boxes, streams, sizes
+        self.boxes, self.commodities, self.sizes = boxes, commodities, sizes
         self.moved: dict[tuple[int, int, int], Pieces] = {}
         self._widths = [len(box.ports) for box in boxes]
         self.ok = True
-        if any(s.ways for s in streams):
-            self.entering = self._take_ways(unit)
+        if any(s.ports for s in commodities):
+            self.entering = self._take_ports(unit)
             return
         leaving, self.entering = self._loads()
         for b, box in enumerate(boxes):
@@ -48,16 +48,16 @@ class PortAssignment:
                 self._fit(b, list(self.entering[b]), into, (True,))
                 self._fit(b, leaving[b], out, (False,))
 
-    def ports_of(self, stream: int, at: int, target: int) -> Pieces:
-        """The ports of box ``at`` by which a stream leaves for box ``target``, or enters if ``target`` is ``at``."""
-        found = self.moved.get((stream, at, target))
-        return found or [(self.sizes[stream], self.streams[stream].rail % self._widths[at])]
+    def ports_of(self, commodity: int, at: int, target: int) -> Pieces:
+        """The ports of box ``at`` by which a commodity leaves for box ``target``, or enters if ``target`` is ``at``."""
+        found = self.moved.get((commodity, at, target))
+        return found or [(self.sizes[commodity], self.commodities[commodity].rail % self._widths[at])]
 
-    def _take_ways(self, unit: int) -> list[list[int]]:
-        """Give every stream the ports that it brings; returns what enters by each port."""
+    def _take_ports(self, unit: int) -> list[list[int]]:
+        """Give every commodity the ports that it brings; returns what enters by each port."""
         entering = [[0] * width for width in self._widths]
-        for i, s in enumerate(self.streams):
-            for (a, b), pieces in s.ways:
+        for i, s in enumerate(self.commodities):
+            for (a, b), pieces in s.ports:
                 self.moved[i, a, b] = [(int(size * unit), leave) for size, leave, _ in pieces]
                 self.moved[i, b, b] = [(int(size * unit), enter) for size, _, enter in pieces]
                 for size, enter in self.moved[i, b, b]:
@@ -65,13 +65,13 @@ class PortAssignment:
         return entering
 
     def _loads(self) -> tuple[list[list[int]], list[list[int]]]:
-        """The load of every port of every box, out and in, if every stream keeps to its rail."""
+        """The load of every port of every box, out and in, if every commodity keeps to its rail."""
         count = len(self.boxes)
         out = [[0] * len(box.ports) for box in self.boxes]
         into = [[0] * len(box.ports) for box in self.boxes]
         rails: dict[int, int] = {}
         own: dict[tuple[int, int], int] = {}
-        for s, size in zip(self.streams, self.sizes, strict=True):
+        for s, size in zip(self.commodities, self.sizes, strict=True):
             rails[s.rail] = rails.get(s.rail, 0) + size
             own[s.box, s.rail] = own.get((s.box, s.rail), 0) + size
             star = ((s.box, count - 1),) if s.hub == s.box else ((s.box, 1), (s.hub, count - 2))
@@ -82,19 +82,19 @@ class PortAssignment:
                 ports[rail % len(ports)] += size - own.get((b, rail), 0)
         return out, into
 
-    def _fit(self, b: int, load: list[int], room: list[int], ways: tuple[bool, ...]) -> None:
-        """Move the last streams of overloaded ports of box ``b`` to ports with capacity left.
+    def _fit(self, b: int, load: list[int], room: list[int], directions: tuple[bool, ...]) -> None:
+        """Move the last commodities of overloaded ports of box ``b`` to ports with capacity left.
 
         Args:
-            ways: True for bytes that enter the box, False for bytes that leave it.
+            directions: True for bytes that enter the box, False for bytes that leave it.
         """
         if all(used <= most for used, most in zip(load, room, strict=True)):
             return
         if len({p.plane for p in self.boxes[b].ports}) > 1:
             self.ok = False
             return
-        for i, target in self._users(b, ways):
-            k = self.streams[i].rail % len(load)
+        for i, target in self._users(b, directions):
+            k = self.commodities[i].rail % len(load)
             moving = min(self.sizes[i], load[k] - room[k])
             if moving <= 0:
                 continue
@@ -115,13 +115,13 @@ class PortAssignment:
                 for part, j in pieces:
                     self.entering[b][j] += part
 
-    def _users(self, b: int, ways: tuple[bool, ...]) -> Iterator[tuple[int, int]]:
-        """Streams, the last first, that enter box ``b`` (the target is ``b``) or leave it for a target."""
-        for i in range(len(self.streams) - 1, -1, -1):
-            s = self.streams[i]
-            if True in ways and s.box != b:
+    def _users(self, b: int, directions: tuple[bool, ...]) -> Iterator[tuple[int, int]]:
+        """Commodities, the last first, that enter box ``b`` (the target is ``b``) or leave it for a target."""
+        for i in range(len(self.commodities) - 1, -1, -1):
+            s = self.commodities[i]
+            if True in directions and s.box != b:
                 yield i, b
-            if False in ways:
+            if False in directions:
                 yield from ((i, target) for a, target in s.arcs(len(self.boxes)) if a == b)
 
 
@@ -159,35 +159,39 @@ def plan(problem: Problem) -> Solution | str:
     return assembled if isinstance(assembled, str) else Solution(*assembled)
 
 
-def assemble(boxes: Sequence[Box], streams: Sequence[Stream], *, both: bool) -> tuple[tuple[Tree, ...], Fraction] | str:
-    """Spanning trees for the streams and their total in MB/s, or why there are none.
+def assemble(
+    boxes: Sequence[Box], commodities: Sequence[Commodity], *, both: bool
+) -> tuple[tuple[Tree, ...], Fraction] | str:
+    """Spanning trees for the commodities and their total in MB/s, or why there are none.
 
-    All streams are slowed down by one factor where the links inside a box cannot carry them.
+    All commodities are slowed down by one factor where the links inside a box cannot carry them.
     """
     unlike = len({tuple(p.plane for p in b.ports) for b in boxes}) > 1
-    if unlike and len({p.plane for b in boxes for p in b.ports}) > 1 and not any(s.ways for s in streams):
+    if unlike and len({p.plane for b in boxes for p in b.ports}) > 1 and not any(s.ports for s in commodities):
         return "the ports of the boxes lie in different planes of the network"
     if any(b.m > MAX_RANKS for b in boxes):
         return f"a box has more than {MAX_RANKS} ranks"
     room = {c for b in boxes for p in b.ports for c in (p.out, p.into)}
-    sizes = {s.size for s in streams} | {piece[0] for s in streams for _, pieces in s.ways for piece in pieces}
+    sizes = {s.size for s in commodities} | {piece[0] for s in commodities for _, pieces in s.ports for piece in pieces}
     unit = lcm(*{c.denominator for c in room | sizes})
-    ports = PortAssignment(boxes, streams, [int(s.size * unit) for s in streams], unit, both)
+    ports = PortAssignment(boxes, commodities, [int(s.size * unit) for s in commodities], unit, both)
     if not ports.ok:
         return "what enters or leaves a box does not fit its ports, as planes of the network separate them"
-    spread = box_trees(boxes, _entering(boxes, streams, ports, unit), both=both)
-    return _trees(boxes, streams, ports, unit, spread), sum((s.size for s in streams), Fraction(0)) * spread.factor
+    spread = box_trees(boxes, _entering(boxes, commodities, ports, unit), both=both)
+    return _trees(boxes, commodities, ports, unit, spread), sum(
+        (s.size for s in commodities), Fraction(0)
+    ) * spread.factor
 
 
 def _entering(
-    boxes: Sequence[Box], streams: Sequence[Stream], ports: PortAssignment, unit: int
+    boxes: Sequence[Box], commodities: Sequence[Commodity], ports: PortAssignment, unit: int
 ) -> list[tuple[Fraction, ...]]:
-    """The MB/s that each rank of each box must spread inside it: its own streams, and what enters through its ports."""
+    """The MB/s that each rank of each box must spread inside it: its own commodities, and what enters by its ports."""
     found = [[0] * box.m for box in boxes]
     for b, box in enumerate(boxes):
         for k, at in enumerate(_ranks(box)):
             found[b][at] += ports.entering[b][k]
-    for s, size in zip(streams, ports.sizes, strict=True):
+    for s, size in zip(commodities, ports.sizes, strict=True):
         found[s.box][boxes[s.box].vertices.index(s.root)] += size
     return [tuple(Fraction(x, unit) for x in supply) for supply in found]
 
@@ -198,10 +202,10 @@ def _ranks(box: Box) -> list[int]:
 
 
 def _trees(
-    boxes: Sequence[Box], streams: Sequence[Stream], ports: PortAssignment, unit: int, spread: BoxTrees
+    boxes: Sequence[Box], commodities: Sequence[Commodity], ports: PortAssignment, unit: int, spread: BoxTrees
 ) -> tuple[Tree, ...]:
-    """Cut every stream into trees."""
-    factor = spread.factor  # all streams are slowed down by it
+    """Cut every commodity into trees."""
+    factor = spread.factor  # all commodities are slowed down by it
     finer = lcm(unit * factor.denominator, *(w.denominator for w in spread.weights())) // unit
     stretch = int(finer * factor)
     spread.begin(unit * finer)
@@ -214,7 +218,7 @@ def _trees(
         hops[a, j, b, k] = hop = Edge(out.rank, into.rank, out.up + into.down[1:])
         return hop
 
-    for i, s in enumerate(streams):
+    for i, s in enumerate(commodities):
         size = ports.sizes[i] * stretch
         # The steps of the tree, parents first: for each step its alternatives, with their sizes.
         steps = [spread.take(s.box, boxes[s.box].vertices.index(s.root), size)]

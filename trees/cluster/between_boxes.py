@@ -1,6 +1,6 @@
-"""Streams between the boxes of a cluster: whole boxes as vertices around one network (Blink section 3, phase two).
+"""Commodities between the boxes of a cluster: whole boxes as vertices around one network (Blink section 3, phase two).
 
-A stream is a part of the vector with a root rank. Its box tree is a star from the root's box, or from a hub to which
+A commodity is a part of the vector with a root rank. Its box tree is a star from the root's box, or from a hub to which
 the root's box sends it. Stars alone are optimal where every box can send its share to all others; hubs forward what a
 box cannot send more than once. Where all ports are alike, rooted collectives get one tree a port instead, in which the
 boxes fan out in turn; where ports lead to networks of their own, a few trees each (:func:`on_rails`). All but these
@@ -20,10 +20,10 @@ FAN = 2  # children of a box on one rail
 
 
 # For each arc of the box tree the sizes, in their order, that take a port of either box.
-Ways = tuple[tuple[tuple[int, int], tuple[tuple[Fraction, int, int], ...]], ...]
+Entries = tuple[tuple[tuple[int, int], tuple[tuple[Fraction, int, int], ...]], ...]
 
 
-class Stream(NamedTuple):
+class Commodity(NamedTuple):
     """Bytes of rank ``root`` in box ``box``; ``rail`` is the port to prefer, ``hub`` the box that fans out."""
 
     box: int
@@ -32,7 +32,7 @@ class Stream(NamedTuple):
     size: Fraction
     hub: int
     tree: tuple[tuple[int, int], ...] = ()  # a box tree of its own instead of a star
-    ways: Ways = ()  # the ports that it takes, instead of those of its rail
+    ports: Entries = ()  # the ports that it takes, instead of those of its rail
 
     def arcs(self, boxes: int) -> Sequence[tuple[int, int]]:
         """The box tree, parents before children."""
@@ -62,8 +62,10 @@ def both_ways_rate(boxes: Sequence[Box]) -> Fraction:
     return min(*(_room(b) for b in boxes), sum(map(_room, boxes), Fraction(0)) / (2 * len(boxes) - 2))
 
 
-def one_way(boxes: Sequence[Box], collective: str, root: int, part: Sequence[Fraction], rate: Fraction) -> list[Stream]:
-    """Streams of total size ``rate``; rooted collectives are divided among the ports of the root's box."""
+def one_way(
+    boxes: Sequence[Box], collective: str, root: int, part: Sequence[Fraction], rate: Fraction
+) -> list[Commodity]:
+    """Commodities of total size ``rate``; rooted collectives are divided among the ports of the root's box."""
     count = len(boxes)
     if collective in ("broadcast", "reduce") and count > 2 and _alike(boxes):
         return _disjoint(boxes, part.index(1), root, rate)
@@ -73,7 +75,7 @@ def one_way(boxes: Sequence[Box], collective: str, root: int, part: Sequence[Fra
         for b, box in enumerate(boxes)
     ]
     spare = [box.out - need[b] - direct[b] * (count - 2) for b, box in enumerate(boxes)]
-    streams: list[Stream] = []
+    commodities: list[Commodity] = []
     for b, box in enumerate(boxes):
         if not need[b]:
             continue
@@ -88,10 +90,10 @@ def one_way(boxes: Sequence[Box], collective: str, root: int, part: Sequence[Fra
                 break
         for hub, size in hubs:
             if collective in ("broadcast", "reduce"):
-                streams += [Stream(b, root, i, size * p.out / box.out, hub) for i, p in enumerate(box.ports)]
+                commodities += [Commodity(b, root, i, size * p.out / box.out, hub) for i, p in enumerate(box.ports)]
             else:
-                streams += [Stream(b, box.vertices[i], i, size / box.m, hub) for i in range(box.m)]
-    return streams
+                commodities += [Commodity(b, box.vertices[i], i, size / box.m, hub) for i in range(box.m)]
+    return commodities
 
 
 def _alike(boxes: Sequence[Box]) -> bool:
@@ -99,21 +101,21 @@ def _alike(boxes: Sequence[Box]) -> bool:
     return len({(len(b.ports), p.out, p.into) for b in boxes for p in b.ports}) == 1
 
 
-def _disjoint(boxes: Sequence[Box], source: int, root: int, rate: Fraction) -> list[Stream]:
+def _disjoint(boxes: Sequence[Box], source: int, root: int, rate: Fraction) -> list[Commodity]:
     """One tree a port: every box fans out with all of its ports, in one or two of the trees."""
     trees = _box_trees(len(boxes), source, len(boxes[source].ports))
-    return [Stream(source, root, rail, rate / len(trees), source, arcs) for rail, arcs in enumerate(trees)]
+    return [Commodity(source, root, rail, rate / len(trees), source, arcs) for rail, arcs in enumerate(trees)]
 
 
-def on_rails(boxes: Sequence[Box], source: int, root: int) -> list[Stream]:
+def on_rails(boxes: Sequence[Box], source: int, root: int) -> list[Commodity]:
     """Trees for a rooted collective on rails that no switch joins: a few for each port, which take it in every box."""
     trees = _box_trees(len(boxes), source, min(FAN, len(boxes) - 1))
-    streams: list[Stream] = []
+    commodities: list[Commodity] = []
     for rail, own in enumerate(boxes[source].ports):
         others = (box.ports[rail] for b, box in enumerate(boxes) if b != source)
         size = min(own.out, *(min(p.out, p.into) for p in others))
-        streams += [Stream(source, root, rail, size / len(trees), source, arcs) for arcs in trees]
-    return streams
+        commodities += [Commodity(source, root, rail, size / len(trees), source, arcs) for arcs in trees]
+    return commodities
 
 
 def _box_trees(count: int, source: int, width: int) -> list[tuple[tuple[int, int], ...]]:
@@ -140,13 +142,13 @@ def _box_trees(count: int, source: int, width: int) -> list[tuple[tuple[int, int
     return trees
 
 
-def both_ways(boxes: Sequence[Box], rate: Fraction) -> list[Stream]:
+def both_ways(boxes: Sequence[Box], rate: Fraction) -> list[Commodity]:
     """AllReduce: stars from every port, heavier where a box has more to spare."""
     count = len(boxes)
     weight = [_room(b) - rate if count > 2 else _room(b) for b in boxes]
     total = sum(weight)
     return [
-        Stream(b, p.rank, i, rate * weight[b] / total * min(p.out, p.into) / _room(box), b)
+        Commodity(b, p.rank, i, rate * weight[b] / total * min(p.out, p.into) / _room(box), b)
         for b, box in enumerate(boxes)
         for i, p in enumerate(box.ports)
         if weight[b]

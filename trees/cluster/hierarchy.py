@@ -1,6 +1,6 @@
 """Method ``tiers``: spanning trees of clusters on networks of several tiers, and of clusters of very many boxes.
 
-``tiers`` finds the groups of boxes, ``fan_out`` the trees of boxes over these, ``ways`` the ports and links of every
+``tiers`` finds the groups of boxes, ``fan_out`` the trees of boxes over these, ``routes`` the ports and links of every
 copy. Here these become trees of ranks: a tree of boxes serves one tree for each port, and inside a box a star hands on
 what has entered. All trees of a problem have the same weight, which is what the fullest link of the machine allows.
 """
@@ -18,7 +18,7 @@ from ..graph.tiers import Group, tiers
 from ..problem import MANY_RANKS, Problem, Solution
 from ..tree import AGAINST, ALONG, PER_RANK, ROOTED, Edge, Tree
 from .fan_out import BoxTree, FanOut
-from .ways import NoWayError, Ways
+from .routes import NoRouteError, Routes
 
 FLAT_RANKS = 1024  # beyond, on a network of one tier too
 MOST_EDGES, LEAST_TREES = 3 << 19, 512  # of all trees, where their number is free; no fewer trees for all that
@@ -58,7 +58,7 @@ def plan(problem: Problem) -> Solution | str:
             continue
         try:
             rated = hierarchy.trees(rounds)
-        except NoWayError:
+        except NoRouteError:
             return "the network does not join all boxes"
         if best is None or rated[1] > best.rate:
             best = Solution(*rated)
@@ -95,7 +95,7 @@ class _Hierarchy:
             self.source = next(b for b, box in enumerate(self.boxes) if problem.root in box.vertices[: box.m])
         self.fan = FanOut(top, self.boxes, both=self.both, source=self.source, turns=turns)
         self.many = problem.collective in PER_RANK and problem.n * len(self.boxes) > MOST_ARCS
-        self.ways = Ways(
+        self.routes = Routes(
             problem.oriented, self.boxes, self._entered, both=self.both, turns=turns, many=self.many
         )  # fmt: skip
         self.bound = bound
@@ -175,7 +175,7 @@ class _Hierarchy:
         """A tree for the port of a number."""
         box, root = self.boxes[shape.root], self.problem.root
         if self.source is None:
-            at = box.vertices.index(box.ports[self.ways.ports.first(shape.root, number)].rank)
+            at = box.vertices.index(box.ports[self.routes.ports.first(shape.root, number)].rank)
             return box.vertices[at], self._joined(self._star(shape.root, at), shape, number)
         if box.m == 1:
             return root, self._joined(None, shape, number)
@@ -185,7 +185,7 @@ class _Hierarchy:
 
     def _comes_back(self, ports: Sequence[int]) -> bool:
         """Whether trees begin at all ports but the root's own one, and each rank has one."""
-        if self.source is None or not self.ways.ports.even:
+        if self.source is None or not self.routes.ports.even:
             return False
         return len(ports) + 1 == len(self.boxes[self.source].ports) == self.boxes[self.source].m > 1
 
@@ -194,8 +194,8 @@ class _Hierarchy:
         source, centre = shape.arcs[0]
         ports, root = self.boxes[source].ports, self.problem.root
         own = next(k for k, port in enumerate(ports) if port.rank == root)
-        out, *others = self.ways.crossings(shape.arcs, own)
-        back = [self.ways.crossings([(centre, source)], k)[0].own for k in range(len(ports)) if k != own]
+        out, *others = self.routes.crossings(shape.arcs, own)
+        back = [self.routes.crossings([(centre, source)], k)[0].own for k in range(len(ports)) if k != own]
         self._ways += (came := [_Part(edges, edges) for edges in back])
         for part in (out, *came, *others):
             part.uses += 1
@@ -204,8 +204,8 @@ class _Hierarchy:
     def _joined(self, inside: _Part | None, shape: BoxTree, number: int) -> tuple[Edge, ...]:
         """The edges inside the first box, and those of all others."""
         if len(shape.arcs) < len(self.boxes) - 1:
-            raise NoWayError
-        parts = self.ways.crossings(shape.arcs, number)
+            raise NoRouteError
+        parts = self.routes.crossings(shape.arcs, number)
         parts = parts if inside is None else [inside, *parts]
         for part in parts:
             part.uses += 1

@@ -2,7 +2,7 @@
 
 A rank that can send its supply directly to all others is the centre of a star; otherwise the trees of a box are packed
 for the supplies of its ranks (:mod:`~..exact.arborescences`). Equal boxes with equal supplies are solved once.
-AllReduce loads its trees both ways, so any tree can be rerooted at the rank where a stream enters.
+AllReduce loads its trees both ways, so any tree can be rerooted at the rank where a commodity enters.
 """
 
 from collections.abc import Sequence
@@ -119,8 +119,8 @@ def _stars(g: LogicalGraph | None, supply: Supply, *, both: bool) -> bool:
     if g is None:
         return True
     pairs = [(u, v) for u in range(g.n) for v in range(g.n) if u != v]
-    room = {arc: sum(units for _, units in ways) * g.mbps for arc, ways in g.routes.items()}
-    return all(room.get((u, v), 0) >= supply[u] + (supply[v] if both else 0) for u, v in pairs)
+    capacity = {arc: sum(units for _, units in ways) * g.mbps for arc, ways in g.routes.items()}
+    return all(capacity.get((u, v), 0) >= supply[u] + (supply[v] if both else 0) for u, v in pairs)
 
 
 def _star_trees(g: LogicalGraph, supply: Supply, *, both: bool) -> tuple[Tree, ...]:

@@ -17,10 +17,10 @@ import numpy as np
 
 from ..bounds.certify import best_of_prices
 from ..bounds.prices import CheapestPaths
+from ..graph.automorphism import moved_by
 from ..graph.fabric import Arc, Path
 from ..graph.loads import link_loads, scaled
 from ..graph.symmetry import none, symmetry
-from ..graph.turning import turned
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ROOTED, Certificate, Edge, Tree
 from .basis import Floats, exact_basis, exact_prices
@@ -68,8 +68,8 @@ class PathProgram:
         self.symmetry = none(f, problem.root) if rooted else symmetry(f)
         ends = ((s, t) for s in self.symmetry.sources for t in range(f.n) if t != s)
         self.pairs = {pair: i for i, pair in enumerate(ends)}
-        room = {k: f.arcs[arc] // f.unit for arc, k in self.symmetry.class_of.items()}
-        self.room = np.array([room[k] for k in range(len(room))], np.int64)
+        capacity = {k: f.arcs[arc] // f.unit for arc, k in self.symmetry.class_of.items()}
+        self.capacity = np.array([capacity[k] for k in range(len(capacity))], np.int64)
         fastest = max(f.arcs.values())
         self.work = {(u, v): fastest / c + (v < f.n) for (u, v), c in f.arcs.items()}  # 1 for the step at a rank
         self.paths: dict[Path, int] = {}
@@ -95,11 +95,11 @@ class PathProgram:
 
         used = [self.symmetry.class_of[arc] for path in paths for arc in pairwise(path)]
         columns = np.repeat(np.arange(len(paths)), [len(path) - 1 for path in paths])
-        return csr_matrix((self.symmetry.times[used], (used, columns)), shape=(len(self.room), len(paths)))
+        return csr_matrix((self.symmetry.times[used], (used, columns)), shape=(len(self.capacity), len(paths)))
 
     def draw(self) -> tuple[Floats, Floats]:
         """Find paths at prices that follow their loads: how often each was found, and the last prices."""
-        prices = 1.0 / self.room
+        prices = 1.0 / self.capacity
         found: list[Path] = []
         for _ in range(DRAWS):
             paths = self.cheapest(prices)
@@ -107,7 +107,7 @@ class PathProgram:
             self.add(paths)
             if self.deadline.late():
                 break
-            load = self.rows(paths).sum(axis=1).A1 / self.room
+            load = self.rows(paths).sum(axis=1).A1 / self.capacity
             prices = prices * np.exp(STEP * load / load.max())
         times = np.bincount([self.paths[path] for path in found], minlength=len(self.paths))
         return times.astype(float), prices
@@ -119,15 +119,15 @@ class PathProgram:
 
         end = self.deadline.left_on_the_clock()
         count, paths = len(self.pairs), list(self.paths)
-        loads = hstack([self.rows(paths), csr_matrix((len(self.room), 1))], format="csr")
+        loads = hstack([self.rows(paths), csr_matrix((len(self.capacity), 1))], format="csr")
         own = [self.pairs[path[0], path[-1]] for path in paths]
         sums = csr_matrix((np.ones(len(paths)), (own, range(len(paths)))), shape=(count, len(paths)))
         objective = np.array([self._work(path) if rate else 0.0 for path in paths] + [0.0 if rate else -1.0])
         found = linprog(
-            objective, A_ub=loads, b_ub=self.room.astype(float),
+            objective, A_ub=loads, b_ub=self.capacity.astype(float),
             A_eq=hstack([sums, csr_matrix(-np.ones((count, 1)))], format="csr"), b_eq=np.zeros(count),
             bounds=[(0, None)] * len(paths) + [(rate, None)],
-            method="highs-ipm" if count + len(self.room) > MANY_ROWS else "highs-ds",
+            method="highs-ipm" if count + len(self.capacity) > MANY_ROWS else "highs-ds",
             options={} if end == inf else {"time_limit": max(end, EPSILON)},  # by its own clock
         )  # fmt: skip
         if found.status != 0:
@@ -211,10 +211,10 @@ def _amounts(master: PathProgram, shares: Shares) -> list[Fraction]:
     first, more = master.rows(shares.first), master.rows(shares.more)
     whole = first.sum(axis=1).A1  # with the shares below, what a rate of 1 puts on the links
     change = more.toarray() - first[:, shares.pair].toarray()
-    # change x + whole <= room / rate: the unknowns are x and 1 / rate
+    # change x + whole <= capacity / rate: the unknowns are x and 1 / rate
     amounts = np.array(shares.amounts)
-    unknown = np.append(amounts, ((whole + change @ amounts) / master.room).max())
-    exact = exact_basis(np.column_stack([change, -master.room]).astype(np.int64), -whole.astype(np.int64), unknown,
+    unknown = np.append(amounts, ((whole + change @ amounts) / master.capacity).max())
+    exact = exact_basis(np.column_stack([change, -master.capacity]).astype(np.int64), -whole.astype(np.int64), unknown,
                         most=MOST_EXACT)  # fmt: skip
     return rounded if exact is None or max(_sums(shares, exact)) > 1 else exact[:-1]
 
@@ -233,7 +233,7 @@ def _packed(master: PathProgram, shares: Shares, amounts: Sequence[Fraction]) ->
     rest = [1 - total for total in _sums(shares, amounts)]
     used = [*zip(shares.first, rest, strict=True), *zip(shares.more, amounts, strict=True)]
     one = [Tree(path[0], _edges(path, n), share / n) for path, share in used if share]
-    trees = [tree for image in master.symmetry.images for tree in turned(one, image)]
+    trees = [tree for image in master.symmetry.images for tree in moved_by(one, image)]
     trees.sort(key=lambda t: (t.root, t.edges[-1].dst, -t.weight, [e.path for e in t.edges]))
     return scaled(trees, link_loads("alltoall", trees), master.f.arcs)
 

@@ -83,14 +83,14 @@ def _grow_one(left: Ints, roots: list[int], slack: Ints, order: Order) -> tuple[
     crossings = has(n, root)
     room = left.tolist()
     while len(level) < n:
-        thick = np.full(len(slack), HUGE)
-        np.floor_divide(slack, crossings, out=thick, where=crossings > 0)
+        bottleneck = np.full(len(slack), HUGE)
+        np.floor_divide(slack, crossings, out=bottleneck, where=crossings > 0)
         options: list[CandidateArc] = []
         outside = [v for v in range(n) if v not in level]
         for u, depth in level.items():
             for v in outside:
                 if free := room[u][v]:
-                    limit = min(free, int(np.minimum.reduce(_with_without(thick, v, u), axis=None)))
+                    limit = min(free, int(np.minimum.reduce(_with_without(bottleneck, v, u), axis=None)))
                     options.append(CandidateArc(limit, depth + 1, free - weight, (u, v)))
         keep = [c for c in options if c.limit >= weight]
         chosen = min(keep, key=order) if keep else min(options, key=lambda c: (-c.limit, *order(c)))

@@ -58,7 +58,7 @@ class MasterProblem:
         self.both = problem.collective in ALONG and problem.collective in AGAINST
         self.per_rank = problem.collective in PER_RANK
         self.number = {arc: i for i, arc in enumerate(self.f.arcs)}
-        self.room = np.array([c // self.f.unit for c in self.f.arcs.values()], np.int64)
+        self.capacity = np.array([c // self.f.unit for c in self.f.arcs.values()], np.int64)
         self.roots = list(range(problem.n)) if self.per_rank else [0 if self.both else problem.root]
         self.columns: list[Column] = []
         self._known: set[Column] = set()
@@ -121,7 +121,7 @@ class MasterProblem:
 
     def forget(self, y: Floats, duals: Floats) -> None:
         """Drop trees whose reduced cost is high, so that the program stays small."""
-        most = MOST_COLUMNS * (len(self.room) + len(self.roots))
+        most = MOST_COLUMNS * (len(self.capacity) + len(self.roots))
         if len(self.columns) <= most:
             return
         at = {r: i for i, r in enumerate(self.roots)}
@@ -157,14 +157,14 @@ class MasterProblem:
         uses = csr_matrix(self.matrix(self.columns).astype(float))
         owners = csr_matrix(self.owners(self.columns).astype(float))
         k = len(self.roots)
-        top = hstack([uses, csr_matrix((len(self.room), 1))])
+        top = hstack([uses, csr_matrix((len(self.capacity), 1))])
         rows: Any = vstack([top, hstack([-owners, csr_matrix(np.ones((k, 1)))])], format="csr")
-        right: Floats = np.concatenate([self.room.astype(float), np.zeros(k)])
+        right: Floats = np.concatenate([self.capacity.astype(float), np.zeros(k)])
         objective = np.zeros(len(self.columns) + 1, np.float64)
         objective[-1] = -1
         found = linprog(objective, A_ub=rows, b_ub=right, method="highs")
         marginal = -np.asarray(found.ineqlin.marginals)
-        return np.asarray(found.x), marginal[: len(self.room)], marginal[len(self.room) :]
+        return np.asarray(found.x), marginal[: len(self.capacity)], marginal[len(self.capacity) :]
 
 
 _PAIRS: Kept[None, tuple[MasterProblem, Floats, Floats]] = Kept()
@@ -271,7 +271,7 @@ def _exact_prices(master: MasterProblem, weights: Floats, y: Floats) -> Iterator
 
 def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
     """Solve the program to its optimum; returns weights and prices."""
-    y = 1.0 / master.room
+    y = 1.0 / master.capacity
     for _ in range(WARM_ROUNDS):  # multiplicative weights give a pool to begin with
         if master.columns and master.problem.deadline.late():
             break
@@ -279,7 +279,7 @@ def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
         master.price(y)
         for column in master.columns[before:]:
             arcs = list(column.arcs)
-            np.multiply.at(y, arcs, 1 + 0.5 * master.room.min() / master.room[arcs])
+            np.multiply.at(y, arcs, 1 + 0.5 * master.capacity.min() / master.capacity[arcs])
             if y.max() > HUGE:  # only ratios count
                 y /= y.max()
     weights, y, _ = _converge(master, y)
@@ -300,8 +300,8 @@ def _converge(master: MasterProblem, best: Floats) -> tuple[Floats, Floats, Floa
         for point in ((y + centre) / 2, y):
             fresh, cost = master.price(point)
             new += fresh
-            if cost > 0 and float(master.room @ point) / cost < bound:
-                bound, centre = float(master.room @ point) / cost, point / cost
+            if cost > 0 and float(master.capacity @ point) / cost < bound:
+                bound, centre = float(master.capacity @ point) / cost, point / cost
             if new:
                 break
         if not new or weights[-1] >= bound * (1 - VIOLATION) or master.problem.deadline.late():
@@ -318,9 +318,9 @@ def _weighted(master: MasterProblem, weights: Floats, y: Floats) -> tuple[Tree, 
     owners, exact = master.owners(columns), None
     if not master.problem.deadline.late():
         roots = len(owners)  # each with as much as the rate, or more
-        links = np.column_stack([master.matrix(columns), np.zeros(len(master.room), np.int64)])
+        links = np.column_stack([master.matrix(columns), np.zeros(len(master.capacity), np.int64)])
         rows = np.vstack([links, np.column_stack([-owners, np.ones(roots, np.int64)])])
-        right = np.concatenate([master.room, np.zeros(roots, np.int64)])
+        right = np.concatenate([master.capacity, np.zeros(roots, np.int64)])
         exact = exact_basis(rows, right, np.append(weights[support], weights[-1]), prices=y)
     values = lowered(weights[support], GRAIN) if exact is None else exact[:-1]
     return _trees(master, columns, _even(owners, values))

@@ -77,18 +77,18 @@ def _balanced(
             if v not in level:
                 level[v] = level[u] + 1
                 order.append(v)
-    ways = list(speed)
+    directions = list(speed)
     total, others = sum(speed.values()), f.n - 1
     shared = gcd(*speed.values(), total)
-    flow = MaxFlow(f.n + len(ways) + 1)
-    sink = f.n + len(ways)
+    flow = MaxFlow(f.n + len(directions) + 1)
+    sink = f.n + len(directions)
     arcs: dict[int, list[tuple[int, int]]] = {}
     for v in order[1:]:
         flow.arc(0, v, total // shared)
         closer = [u for u in f.backwards.neighbours[v] if level[u] + 1 == level[v]]
-        arcs[v] = [(flow.arc(v, f.n + ways.index(group.direction(u, v)), total // shared), u) for u in closer]
-    for i, way in enumerate(ways):
-        flow.arc(f.n + i, sink, speed[way] // shared * others)
+        arcs[v] = [(flow.arc(v, f.n + directions.index(group.direction(u, v)), total // shared), u) for u in closer]
+    for i, direction in enumerate(directions):
+        flow.arc(f.n + i, sink, speed[direction] // shared * others)
     if flow.run(0, sink) < total // shared * others:
         return None
     picks = [[(flow.used(arc), u) for arc, u in arcs[v] if flow.used(arc)] for v in order[1:]]

@@ -21,11 +21,11 @@ from msgspec.structs import replace
 
 from ..bounds.prices import CheapestPaths
 from ..graph.arborescence import Costs, cheapest_arborescence
+from ..graph.automorphism import moved_by
 from ..graph.fabric import Ints, Path
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import WeightedTree, ordered, recentre
 from ..graph.symmetry import LEAST_RANKS, Symmetry, regular
-from ..graph.turning import turned
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, Edge, Tree
 
@@ -173,7 +173,7 @@ def plan(problem: Problem) -> Solution:
     one = [program.tree(template, weight) for template, weight in used]
     total = sum((tree.weight for tree in one), Fraction(0)) * problem.n
     one = [replace(tree, weight=tree.weight / total) for tree in one]
-    trees = [tree for image in symmetry.images for tree in turned(one, image)]
+    trees = [tree for image in symmetry.images for tree in moved_by(one, image)]
     trees.sort(key=lambda t: (t.root, -t.weight, [e.path for e in t.edges]))
     found = Solution(*scaled(trees, link_loads(problem.collective, trees), problem.fabric.arcs), WHY)
     if not problem.met(found.rate):

@@ -37,11 +37,11 @@ def best_weights(caps: Capacities, shapes: Sequence[SpanningTree]) -> dict[int, 
 
     if not shapes:
         return {}
-    loads, room = loads_of(caps, shapes), np.array(caps.units)
-    solved = linprog(-np.ones(len(shapes)), A_ub=loads, b_ub=room.astype(float), method="highs-ds")
+    loads, capacity = loads_of(caps, shapes), np.array(caps.units)
+    solved = linprog(-np.ones(len(shapes)), A_ub=loads, b_ub=capacity.astype(float), method="highs-ds")
     x: Floats = np.asarray(solved.x)
     some = np.flatnonzero(x)
-    exact = exact_basis(loads[:, some].toarray().astype(np.int64), room, x[some])
+    exact = exact_basis(loads[:, some].toarray().astype(np.int64), capacity, x[some])
     if exact is not None:
         return {int(i): w for i, w in zip(some, exact, strict=True) if w}
     return _nearest(caps, shapes, {int(i): float(x[i]) for i in some})
@@ -117,14 +117,14 @@ def _choose(
     from scipy.sparse import csr_matrix, diags, hstack, identity
 
     n = len(shapes)
-    thick = np.array([min(caps.units[caps.number[arc]] for arc in s.arcs) for s in shapes], float)
+    bottleneck = np.array([min(caps.units[caps.number[arc]] for arc in s.arcs) for s in shapes], float)
     load = hstack([loads_of(caps, shapes), csr_matrix((len(caps.units), n))])
     rows = [
         (load, -np.inf, np.array(caps.units, float)),
-        (hstack([identity(n), -diags(thick)]), -np.inf, 0.0),
+        (hstack([identity(n), -diags(bottleneck)]), -np.inf, 0.0),
         (row[0][None, :], *row[1:]),
     ]
-    x, proved = integer_program(cost, rows, np.concatenate([thick, np.ones(n)]), np.repeat([0, 1], n), nodes)
+    x, proved = integer_program(cost, rows, np.concatenate([bottleneck, np.ones(n)]), np.repeat([0, 1], n), nodes)
     if x is None:
         return None
     taken = [i for i in range(n) if x[n + i] > 0.5]

@@ -7,7 +7,7 @@
 ``shallow_arborescence``  the cheapest ones of at most so many hops, on small graphs
 ``cuts``          minimum cuts and partitions of small graphs, over all subsets of vertices at once
 ``cuts_by_flow``  the same for larger graphs, by maximum flows
-``turning``       symmetries of machines: boxes and the ranks in them counted on
+``automorphism``  automorphisms of machines: boxes and the ranks in them counted on
 ``symmetry``      symmetries that move rank 0 onto others, and the orbits of links under them
 ``max_flow``      maximum flow in exact integers
 ``loads``         what the trees of a packing put on links, or on cores that share a memory

@@ -74,7 +74,7 @@ class EdgeTable:
         top = 1 + max(max(arc) for arc in arcs)
         codes = np.fromiter((u * top + v for u, v in arcs), np.int64, len(arcs))
         order = np.argsort(codes)
-        codes, room = codes[order], np.fromiter(arcs.values(), np.int64, len(arcs))[order] * scale
+        codes, capacity = codes[order], np.fromiter(arcs.values(), np.int64, len(arcs))[order] * scale
         amount = np.zeros(len(self.edges), np.int64)
         for weight, start, stop in zip(weights, self.starts, self.starts[1:], strict=False):
             np.add.at(amount, self.edge[start:stop], weight)
@@ -90,7 +90,7 @@ class EdgeTable:
                         return False
                     if wanted:
                         np.add.at(load, at, amount[chosen])
-        return bool((load <= room).all())
+        return bool((load <= capacity).all())
 
     def _by_length(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}

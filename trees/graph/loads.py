@@ -57,8 +57,8 @@ def core_loads(collective: str, trees: Iterable[Tree]) -> dict[int, Fraction]:
 
 
 def scaled(
-    trees: list[Tree], loads: Mapping[Resource, Fraction], room: Mapping[Resource, int]
+    trees: list[Tree], loads: Mapping[Resource, Fraction], capacity: Mapping[Resource, int]
 ) -> tuple[tuple[Tree, ...], Fraction]:
     """Scale trees, whose weights are for a rate of 1, to the highest rate that fits; and that rate in MB/s."""
-    rate = min(room[at] / load for at, load in loads.items() if load)
+    rate = min(capacity[at] / load for at, load in loads.items() if load)
     return tuple(msgspec.structs.replace(t, weight=t.weight * rate) for t in trees), rate

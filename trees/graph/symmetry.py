@@ -2,7 +2,7 @@
 
 Fabrics without switches are tried for translations: ranks are read as numbers of several digits, and adding one to a
 digit (modulo its size) must map every link to an equally fast one. So it does on rings, tori, hypercubes, circulants:
-the Cayley graphs of an abelian group. Others are counted on (:mod:`.turning`).
+the Cayley graphs of an abelian group. Others are counted on (:mod:`.automorphism`).
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .automorphism import automorphism
 from .fabric import Arc, Fabric, Ints, Kept
-from .turning import turning
 
 LEAST_RANKS = 9
 
@@ -98,8 +98,8 @@ def symmetry(f: Fabric) -> Symmetry:
 
 def _symmetry(f: Fabric) -> Symmetry:
     group = translations(f)
-    turns = () if group else (turning(f, 0, rank) for rank in range(1, f.n))
-    images = [{v: v for v in f.vertices}, *(turn for turn in turns if turn)]
+    found = () if group else (automorphism(f, 0, rank) for rank in range(1, f.n))
+    images = [{v: v for v in f.vertices}, *(image for image in found if image)]
     if group is not None:
         images = [dict(enumerate(row)) for row in group.sums.tolist()]
     class_of: dict[Arc, int] = {}
@@ -121,7 +121,7 @@ def none(f: Fabric, root: int) -> Symmetry:
 
 def regular(f: Fabric) -> Symmetry | None:
     """The symmetries, if there is one that moves rank 0 onto each rank; the last rank mostly says soon that not."""
-    if turning(f, 0, f.n - 1) is None:
+    if automorphism(f, 0, f.n - 1) is None:
         return None
     found = symmetry(f)
     return found if found.sources == (0,) else None

@@ -125,20 +125,20 @@ class _Program:
         self.graph, self.bound = graph, bound
         self.row = {pair: i for i, pair in enumerate(graph.pairs)}
         self.unit = graph.fabric.unit
-        self.room = np.array([c // self.unit for c in graph.pairs.values()], np.int64)
+        self.capacity = np.array([c // self.unit for c in graph.pairs.values()], np.int64)
         self.trees: list[tuple[Path, ...]] = []
         self.known: set[frozenset[Path]] = set()
 
     def solved(self, deadline: Deadline) -> tuple[tuple[Tree, ...], Floats]:
         """Trees with their weights, and the prices of the links at the end."""
-        y: Floats = 1.0 / self.room
+        y: Floats = 1.0 / self.capacity
         for _ in range(WARM_TREES):  # multiplicative weights give trees to begin with
             if self.trees and deadline.late():
                 break
             tree = min(self._at(y, all_choices=False), key=lambda t: t.cost)
             self._add(tree)
             rows = self._rows(tree.paths)
-            np.multiply.at(y, rows, 1 + 0.5 * self.room.min() / self.room[rows])
+            np.multiply.at(y, rows, 1 + 0.5 * self.capacity.min() / self.capacity[rows])
         x, y = self._solve()
         for _ in range(ROUNDS):
             value = float(x.sum())
@@ -180,7 +180,7 @@ class _Program:
         from scipy.optimize import linprog
 
         uses = self._matrix(self.trees)
-        found: Any = linprog(-np.ones(len(self.trees)), A_ub=uses, b_ub=self.room, method="highs")
+        found: Any = linprog(-np.ones(len(self.trees)), A_ub=uses, b_ub=self.capacity, method="highs")
         return np.asarray(found.x), np.maximum(-np.asarray(found.ineqlin.marginals), 0.0)
 
     def _weighted(self, x: Floats, y: Floats) -> tuple[Tree, ...]:
@@ -188,7 +188,7 @@ class _Program:
         used = np.flatnonzero(x > CLOSE * x.max())
         trees = [self.trees[j] for j in used]
         uses = self._matrix(trees)
-        weights = exact_basis(uses, self.room, x[used], prices=y)
+        weights = exact_basis(uses, self.capacity, x[used], prices=y)
         if weights is None:
             simple = [Fraction(v).limit_denominator(SIMPLE) for v in x[used].tolist()]
             weights = simple if self._fits(uses, simple) else lowered(x[used], GRAIN)
@@ -199,7 +199,7 @@ class _Program:
         scale = lcm(*(w.denominator for w in weights))
         amounts = [int(w * scale) for w in weights]
         sums = (sum(int(row[j]) * amounts[j] for j in np.flatnonzero(row).tolist()) for row in uses)
-        return all(total <= room * scale for total, room in zip(sums, self.room.tolist(), strict=True))
+        return all(total <= most * scale for total, most in zip(sums, self.capacity.tolist(), strict=True))
 
     def _tree(self, paths: Sequence[Path], weight: Fraction) -> Tree:
         """The tree from the rank from which it is shallowest."""

@@ -14,7 +14,7 @@ from blinkmpi.program.interpreter import run
 from blinkmpi.topology import machine, modify
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import pack, verify
-from blinkmpi.trees.graph.turning import is_symmetry, like_roots
+from blinkmpi.trees.graph.automorphism import is_symmetry, like_roots
 from tests.unit.trees.packings import even_call
 from tests.unit.trees.rails import rails
 
@@ -49,7 +49,7 @@ def test_one_root_is_planned_and_serves_all(made: tuple[Topology, Plan]) -> None
             assert explanation(plan, topology, call).scheme == found.scheme
 
 
-def test_programs_of_turned_packings_are_right() -> None:
+def test_programs_of_packing_moved_bys_are_right() -> None:
     topology = MACHINES["rails"]
     plan = make_plan(topology, collectives=("broadcast",))
     call = even_call("broadcast", topology.n, 600, root=4)

@@ -7,8 +7,8 @@ import pytest
 from blinkmpi.topology import machine, modify
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees import pack, verify
+from blinkmpi.trees.graph.automorphism import automorphism, moved_by
 from blinkmpi.trees.graph.fabric import fabric
-from blinkmpi.trees.graph.turning import turned, turning
 from blinkmpi.trees.on_links import METHODS
 from blinkmpi.trees.problem import Problem, Solution
 from tests.unit.trees.rails import rails
@@ -19,7 +19,7 @@ def test_a_turn_keeps_all_links(topology: Topology) -> None:
     f = fabric(topology, topology.kinds())
     found = 0
     for start, to in product(range(topology.n), repeat=2):
-        image = turning(f, start, to)
+        image = automorphism(f, start, to)
         if image is None:
             continue
         found += 1
@@ -32,10 +32,10 @@ def test_a_turn_keeps_all_links(topology: Topology) -> None:
 def test_what_looks_different_is_not_turned() -> None:
     slow = rails(3, 4, slow=5)
     f = fabric(slow, slow.kinds())
-    assert all(turning(f, start, 5) is None for start in set(range(12)) - {5})
-    assert turning(f, 5, 5) is not None
+    assert all(automorphism(f, start, 5) is None for start in set(range(12)) - {5})
+    assert automorphism(f, 5, 5) is not None
     apart = modify(machine("dgx-1v"), gpus="0-4")
-    assert turning(fabric(apart, ["nvlink"]), 0, 4) is None
+    assert automorphism(fabric(apart, ["nvlink"]), 0, 4) is None
 
 
 def test_a_packing_is_planned_once_for_all_roots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +63,9 @@ def test_a_packing_is_planned_once_for_all_roots(monkeypatch: pytest.MonkeyPatch
 def test_turned_trees_are_the_same_trees() -> None:
     topology = rails(3, 4)
     packing = pack(topology, "broadcast", root=2)
-    image = turning(fabric(topology, topology.kinds()), 2, 7)
+    image = automorphism(fabric(topology, topology.kinds()), 2, 7)
     assert image is not None
     back = {there: here for here, there in image.items()}
-    moved = turned(packing.trees, image)
+    moved = moved_by(packing.trees, image)
     assert {tree.root for tree in moved} == {7}
-    assert turned(moved, back) == packing.trees
+    assert moved_by(moved, back) == packing.trees

@@ -1,4 +1,4 @@
-"""The ways between boxes on the links of the machine: from port to port, over switches of the network.
+"""The routes between boxes on the links of the machine: from port to port, over switches of the network.
 
 Of the shortest paths between two switches a copy takes the one whose fullest link is the emptiest. So spines share what
 their links carry, equal or not; where very many copies go, they take paths in turn.
@@ -21,11 +21,11 @@ FEW = 4  # of them that copies between two ports take in turn
 Made = TypeVar("Made")
 
 
-class NoWayError(Exception):
+class NoRouteError(Exception):
     """The network does not join two switches."""
 
 
-class Ways(Generic[Made]):
+class Routes(Generic[Made]):
     """The copies that ports and links have carried.
 
     Args:
@@ -59,7 +59,7 @@ class Ways(Generic[Made]):
         for a, b in arcs:
             j, k = self.ports.between(a, b, number)
             up, down = self.boxes[a].ports[j].up[-1], self.boxes[b].ports[k].up[-1]
-            made.append(self._made(a, j, b, k, (up,) if up == down else self._way(up, down)))
+            made.append(self._made(a, j, b, k, (up,) if up == down else self._least_filled(up, down)))
         return made
 
     def _in_turn(self, a: int, b: int, number: int) -> Iterator[Made]:
@@ -81,7 +81,7 @@ class Ways(Generic[Made]):
             self._known[a, j, b, k, between] = found = self._make(edge, b)
         return found
 
-    def _way(self, start: int, end: int) -> Path:
+    def _least_filled(self, start: int, end: int) -> Path:
         """The path between two switches that is filled least."""
         paths = self._between(start, end)
         turn = self._turn[start, end] = self._turn.get((start, end), 0) + 1
@@ -112,7 +112,7 @@ class Ways(Generic[Made]):
         """Shortest paths between two switches of the network.
 
         Raises:
-            NoWayError: if there is none.
+            NoRouteError: if there is none.
         """
         if (start, end) not in self._paths:
             self._paths[start, end] = list(islice(self._shortest(start, end), MOST_PATHS))
@@ -123,7 +123,7 @@ class Ways(Generic[Made]):
             self._before[start] = self._search(start)
         before = self._before[start]
         if end not in before:
-            raise NoWayError
+            raise NoRouteError
         todo: list[Path] = [(end,)]
         while todo:
             path = todo.pop()

@@ -1,7 +1,7 @@
-"""Symmetries that move one rank of a cluster onto another, so that what is planned for one root serves the others.
+"""Automorphisms of a machine: they move one rank onto another, so that what is planned for one root serves the others.
 
 Boxes and the ranks inside them are counted on, around, and switches follow: a switch goes where its ranks and its
-switches have gone. Every turn is checked on all links, so a packing that is turned is as good as the one that was made.
+switches have gone. Every automorphism is checked on all links, so a packing that it moves is as good as the one made.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ _LIKE_ROOTS: Kept[int, tuple[int, tuple[int, ...]]] = Kept()
 _ROOTS_SEEN: Kept[None, int] = Kept()  # how many ranks the table before has been asked about
 
 
-def turning(f: Fabric, start: int, to: int) -> dict[int, int] | None:
+def automorphism(f: Fabric, start: int, to: int) -> dict[int, int] | None:
     """Where every vertex goes so that rank ``start`` goes to ``to`` and all links fit; None if counting on does not."""
     if _rates(f, start) != _rates(f, to):
         return None
@@ -71,7 +71,7 @@ def _around(f: Fabric, vertex: int) -> set[int]:
     return {*f.neighbours[vertex], *f.backwards.neighbours[vertex]}
 
 
-def turned(trees: Sequence[Tree], image: dict[int, int]) -> tuple[Tree, ...]:
+def moved_by(trees: Sequence[Tree], image: dict[int, int]) -> tuple[Tree, ...]:
     """The same trees elsewhere."""
 
     def moved(edges: Sequence[Edge]) -> tuple[Edge, ...]:
@@ -96,9 +96,9 @@ def like_roots(t: Topology, last: int | None = None) -> dict[int, tuple[int, tup
     looked_at[None] = max(seen, end)
     for root in range(seen, end):
         for start in [r for r in range(root) if r not in found][:MOST_TRIED]:
-            turn = turning(f, start, root)
-            image = tuple(turn.get(v, v) for v in range(t.n + len(t.switches))) if turn else ()
-            if turn and is_symmetry(t, image):
+            moved = automorphism(f, start, root)
+            image = tuple(moved.get(v, v) for v in range(t.n + len(t.switches))) if moved else ()
+            if moved and is_symmetry(t, image):
                 found[root] = start, image
                 break
     return found
@@ -114,12 +114,12 @@ def is_symmetry(t: Topology, image: Sequence[int]) -> bool:
     return links == moved and all(kinds[image[v]] == kind for v, kind in enumerate(kinds))
 
 
-def turned_packing(p: Packing, image: Sequence[int]) -> Packing:
+def packing_moved_by(p: Packing, image: Sequence[int]) -> Packing:
     """The packing for the root that a symmetry makes of this one's."""
     proof = p.certificate
     parts = tuple(tuple(sorted(image[v] for v in part)) for part in proof.parts)
     if proof.kind == "prices":
         parts = tuple(sorted((image[part[0]], image[part[1]], part[2]) for part in proof.parts))
     proof = replace(proof, parts=parts, text=f"as from rank {p.root}, where it is {proof.text}")
-    trees = turned(p.trees, dict(enumerate(image)))
+    trees = moved_by(p.trees, dict(enumerate(image)))
     return replace(p, root=image[p.root], trees=trees, certificate=proof)
