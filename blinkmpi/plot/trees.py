@@ -18,6 +18,7 @@ import numpy as np
 from ..planning.explain import gap_text, share_text, shares, trees_text, what_bounds
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
+from ..trees.answer import SHARP
 from ..trees.graph.fabric import fabric
 from ..trees.tree import PER_RANK, Edge, Packing, Tree
 from ..util.figure import COLOURS, DARK, SWITCH, bare, check_target, new_figure, save
@@ -97,6 +98,7 @@ def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
     method = p.reason.partition(":")[0]
     facts = f"{rate:.4g} GB/s, {gap_text(rate, bound, p.optimal)}; {count}{some}, method {method}, over {p.links}"
     facts += "; dashed: to the root" if any(tree.up for tree in p.trees) else ""
+    facts += "; not executed here" if p.scheme == SHARP else ""
     figure.text(0.02, lines[1], facts, fontsize=11, color=DARK)
     proof = textwrap.shorten(
         f"bound {bound:.4g} GB/s of {what_bounds(p, t)}: {p.certificate.text}", 180, placeholder=" ..."
