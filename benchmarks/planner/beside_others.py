@@ -9,8 +9,6 @@ Writes ``results/treegen-beside.json`` and a table of ``docs/treegen.md``; ``--p
 code is 1 if a rate of ours is below another one, and not proved to be the most that there is.
 """
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from methods import PAGE, head, with_tables
+from methods import file_and_table
 
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
@@ -168,16 +166,7 @@ def table(found: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Plan all rows, write the file and the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", dest="output", type=Path, default=RESULT, metavar="FILE")
-    parser.add_argument("--page", action="store_true", help="write the table from the file that is there")
-    args = parser.parse_args(argv)
-    if not args.page:
-        document = {**head("treegen-beside"), "rows": [measured(row) for row in rows()]}
-        args.output.write_text(json.dumps(document, indent=1) + "\n")
-    found = json.loads(args.output.read_text())
-    if args.output == RESULT:
-        PAGE.write_text(with_tables(PAGE.read_text(), {"beside": table(found)}))
+    found = file_and_table(__doc__, argv, RESULT, lambda: {"rows": [measured(row) for row in rows()]}, table)
     below = [row for row in found["rows"] if Fraction(row["part"]) < 1 and not row["proved"]]
     for row in below:
         print(f"{row['machine']} {row['collective']}: {row['ours_gbps']:.2f} of {row['theirs_gbps']:.2f} GB/s")

@@ -7,13 +7,12 @@ NVLink after its protocol. Nothing is measured: the machine that this project me
 Writes ``results/treegen-in-switch.json`` and a table of ``docs/treegen.md``; ``--page`` writes the table alone.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from methods import PAGE, head, with_tables
+from methods import file_and_table
 
 from blinkmpi.bench.nccl_tests import call_of_size
 from blinkmpi.planning.defaults import rule_of
@@ -71,16 +70,12 @@ def table(found: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Simulate all rows, write the file and the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", dest="output", type=Path, default=RESULT, metavar="FILE")
-    parser.add_argument("--page", action="store_true", help="write the table from the file that is there")
-    args = parser.parse_args(argv)
-    if not args.page:
+
+    def made() -> dict[str, Any]:
         figures = json.loads(PUBLISHED.read_text())["figures"]
-        document = {**head("treegen-in-switch"), "nbytes": NBYTES, "rows": [beside(figure) for figure in figures]}
-        args.output.write_text(json.dumps(document, indent=1) + "\n")
-    if args.output == RESULT:
-        PAGE.write_text(with_tables(PAGE.read_text(), {"in-switch": table(json.loads(RESULT.read_text()))}))
+        return {"nbytes": NBYTES, "rows": [beside(figure) for figure in figures]}
+
+    file_and_table(__doc__, argv, RESULT, made, table)
     return 0
 
 

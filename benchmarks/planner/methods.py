@@ -159,6 +159,32 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
     return page
 
 
+def file_and_table(
+    text: str | None,
+    argv: list[str] | None,
+    result: Path,
+    made: Callable[[], dict[str, Any]],
+    table: Callable[[Any], str],
+) -> dict[str, Any]:
+    """The program of a result file that has one table on the page; returns what the file has.
+
+    Args:
+        text: the program's, of which the first line describes it.
+        result: the file, ``treegen-NAME.json``; the page's marks have that name.
+        made: gives what is in it besides its head.
+    """
+    parser = argparse.ArgumentParser(description=(text or "").splitlines()[0])
+    parser.add_argument("-o", dest="output", type=Path, default=result, metavar="FILE")
+    parser.add_argument("--page", action="store_true", help="write the table from the file that is there")
+    args = parser.parse_args(argv)
+    if not args.page:
+        args.output.write_text(json.dumps({**head(result.stem), **made()}, indent=1) + "\n")
+    found: dict[str, Any] = json.loads(args.output.read_text())
+    if args.output == result:
+        PAGE.write_text(with_tables(PAGE.read_text(), {result.stem.removeprefix("treegen-"): table(found)}))
+    return found
+
+
 def method_table(found: dict[str, Any]) -> str:
     """One row for each machine, collective and method."""
     small, large = (f"{n >> 20} MiB" for n in SIZES)

@@ -2,13 +2,13 @@
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "planner"
-pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="not in a checkout: an archive has no benchmarks")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_file_is_of_the_published_figures_and_the_page_has_its_table(bench: 
     found = json.loads(bench.RESULT.read_text())
     figures = json.loads(bench.PUBLISHED.read_text())["figures"]
     assert [{k: row[k] for k in figure} for row, figure in zip(found["rows"], figures, strict=True)] == figures
-    assert bench.table(found) in bench.PAGE.read_text()
+    assert bench.table(found) in import_module("methods").PAGE.read_text()
 
 
 def test_the_simulator_says_today_what_the_file_says(bench: ModuleType) -> None:

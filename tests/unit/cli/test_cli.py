@@ -24,25 +24,7 @@ from blinkmpi.program.interpreter import run
 from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.util.launcher import RANK_VARIABLES
 from tests import harness
-
-
-@pytest.fixture
-def blink(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a command here; (exit code, stdout, stderr)."""
-    for variable in RANK_VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
-
-    def call(text: str) -> tuple[int, str, str]:
-        try:
-            code = cli.main(text.split())
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def report(blink: Any, text: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from blinkmpi.doctor.report import PeerTrial, RankFacts, SelfTest
 from blinkmpi.topology import ProcessInfo
 from blinkmpi.util.together import allgather
 from tests import harness
-from tests.unit.cli.test_cli import blink as blink
 from tests.unit.cli.test_doctor import MPI
 from tests.unit.topology.test_gather import on_ranks
 from tests.unit.topology.test_probe import recording

@@ -6,19 +6,13 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.cli import main as cli
-from blinkmpi.util.launcher import RANK_VARIABLES
 
-
-@pytest.fixture
-def blink(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(name="blink")
+def _in_one_line(blink: Any) -> Any:
     """Run a command here; (exit code, stdout with single blanks, stderr)."""
-    for variable in RANK_VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
 
     def call(text: str) -> tuple[int, str, str]:
-        code = cli.main(text.split())
-        out, err = capsys.readouterr()
+        code, out, err = blink(text)
         return code, out if "--json" in text else " ".join(out.split()), err
 
     return call

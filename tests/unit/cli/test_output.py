@@ -12,22 +12,8 @@ from typing import Any
 import pytest
 
 from blinkmpi.cli import machine
-from blinkmpi.cli import main as cli
 from blinkmpi.util.launcher import RANK_VARIABLES
 from tests.harness import ENVIRONMENT, mpirun, run_command
-
-
-@pytest.fixture
-def blink(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    for variable in RANK_VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
-
-    def call(text: str) -> tuple[int, str, str]:
-        code = cli.main(text.split())
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from blinkmpi.topology.diff import Difference, differences
 from blinkmpi.topology.model import Topology
 from blinkmpi.topology.probe import probe
 from blinkmpi.trees.tree import Collective
-from tests.unit.cli.test_cli import blink as blink
+from tests.unit.cli.conftest import blink as blink
 from tests.unit.topology.test_gather import on_ranks
 from tests.unit.topology.test_probe import DATA, recorded, recording
 from tests.unit.topology.test_topology import topologies
