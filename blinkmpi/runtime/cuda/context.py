@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from ...errors import BlinkError, BufferTypeError
+from ...errors import BlinkError, BufferTypeError, DeviceError
 from ...planning.chunk_search import ChunkSearch
 from ...planning.gpus.kernel_times import H200, KernelCosts
 from ...planning.on_demand import PlanOnDemand
@@ -92,6 +92,7 @@ class CudaContext:
         # Registered buffers by (begin, end), each as often as it is registered: its owner, and what to free, or 0.
         self._buffers: dict[tuple[int, int], list[tuple[Any, int]]] = {}
         self.pool: MemoryPool | None = None
+        self.unmapped = False  # whether it has given up the other ranks' memory
         self._templates = self._new_templates()
 
     # ---- the choice
@@ -385,13 +386,35 @@ class CudaContext:
         else:
             self.transport.abort()
         self.transport.close(self.comm if collectively else None)
-        if collectively:
-            for held in self._buffers.values():
-                for _, at in held:
-                    if at:
-                        self.gpu.free(at)
+        for _, at in itertools.chain(*self._buffers.values()) if collectively else ():
+            if at:
+                self.gpu.free(at)
+        self._forget(mapped=not collectively)
+
+    def give_up(self) -> None:
+        """Have this rank's kernels end, and unmap what is the other ranks'; local, and a second time nothing.
+
+        Raises:
+            DeviceError: if work on this GPU has failed, as where it has touched memory that is gone.
+        """
+        self.transport.abort()
+        try:
+            self.transport.finish()
+        except Exception as error:  # CuPy's CUDARuntimeError
+            raise DeviceError(f"the work on GPU {self.gpu.device} has failed: {error}; end this process") from error
+        self.transport.unmap()
+        self.unmapped = True
+
+    def free(self) -> None:
+        """Free what is on the GPU, when all ranks that are left have given it up; the user keeps what he has of it."""
+        self.gpu.use()
+        self.transport.free()
+        self._forget(mapped=False)
+
+    def _forget(self, *, mapped: bool) -> None:
+        """Forget the kernels and buffers; ``mapped``: by other ranks, perhaps."""
         if self.pool is not None:
-            self.pool.leave(mapped=not collectively)
+            self.pool.leave(mapped=mapped)
         self._kernels.clear()
         self._buffers = {}
 

@@ -426,21 +426,33 @@ class CudaTransport:
 
     def close(self, comm: Comm | None) -> None:
         """Unmap and free; with ``comm`` collectively, without it only what is local."""
-        self.gpu.use()
-        self.gpu.runtime.deviceSynchronize()
-        if self._messages is not None:
-            self._messages.close()
+        self.finish()
         if comm is not None:
             comm.Barrier()
+        self.unmap()
+        if comm is not None:
+            comm.Barrier()
+            self.free()
+
+    def finish(self) -> None:
+        """Wait until this GPU's work is done."""
+        self.gpu.use()
+        self.gpu.runtime.deviceSynchronize()
+
+    def unmap(self) -> None:
+        """Unmap what is the other ranks', when this GPU's work is done; a second time does nothing."""
+        if self._messages is not None:
+            self._messages.close()
         for region in list(self.regions.known.values()):
             self.regions.drop(region)
         self.memory.unmap()
         if self._host_slots is not None:
             self._host_slots.close()
             self._host_slots = None
-        if comm is not None:
-            comm.Barrier()
-            self.tables.close()
-            self.memory.free()
-            if self._network:
-                self._network.close(self.gpu)
+
+    def free(self) -> None:
+        """Free what is this rank's, when no other rank has it mapped any more."""
+        self.tables.close()
+        self.memory.free()
+        if self._network:
+            self._network.close(self.gpu)
