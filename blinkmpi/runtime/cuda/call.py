@@ -65,7 +65,7 @@ class CudaCall:
         self.text, self.nbytes = called.words, ready.call.nbytes
         self.reusable = search is None  # not while its chunk is still looked for
         self.seq = self._number = 0
-        self._launch = context.transport.starter(kernel, stream, holder)
+        self._launch = context.transport.starter(kernel, stream, holder, self.nbytes)
         self.around = CopiesAround(context, ready, stream, holder)
         self._keep = (holder, ready) if self.around.any else (holder,)
         self.call = ready.call

@@ -60,6 +60,7 @@ class CudaContext:
         crossing: how they go there, and why, for those who ask.
         mixes: whether calls in graphs keep the order of all calls, whatever streams the graphs are launched on.
         max_ctas: of a kernel, 0 for the default.
+        gate_from: bytes from which on a call has a gate; None: no call has one. Between nodes none has.
         costs: what calls cost on these GPUs.
     """
 
@@ -77,11 +78,14 @@ class CudaContext:
         crossing: str = "",
         mixes: bool = True,
         max_ctas: int = 0,
+        gate_from: int | None = None,
         costs: KernelCosts = H200,
     ) -> None:
         self.gpu, self.machine, self.planned, self.emulated, self.here = gpu, machine, plans, emulated, here
         self.crossing, self.costs = crossing, costs
-        self.transport = CudaTransport(comm, gpu, names=here, aware=aware, mixes=mixes, max_ctas=max_ctas)
+        self.transport = CudaTransport(
+            comm, gpu, names=here, aware=aware, mixes=mixes, max_ctas=max_ctas, gate_from=None if here else gate_from
+        )
         self.rank = here[comm.rank] if here else comm.rank
         self.comm, self._say = comm, say
         self._kernels: LRU[tuple[Call, Rule], LoadedKernel] = LRU(KERNELS)  # of one count each
@@ -232,7 +236,7 @@ class CudaContext:
         loaded = self._load(call, rule, Called(f"trial of {rule}"))
         refs = [self.transport.regions.ref(a.data.ptr, a.nbytes) for a in (send, recv)]
         self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
-        return self.transport.starter(loaded, stream, None)
+        return self.transport.starter(loaded, stream, None, call.nbytes)
 
     def _emulated(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
         """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""

@@ -64,6 +64,8 @@ class Launch:
             "history": ctypes.addressof(call.history.number), "starts": ctypes.addressof(call.starts),
             "kernels": ctypes.addressof(transport.kernels_started),
         }  # fmt: skip
+        if gate := transport.gate_of(call.kernel, transport.gate_from):  # C looks at the bytes of each call
+            numbers |= {"gate": gate.handle, "gate_from": transport.gate_from}
         for i, (kernel, grid, block, words) in enumerate(parts):
             numbers |= {
                 f"function[{i}]": kernel.handle, f"grid[{i}]": grid, f"block[{i}]": block,

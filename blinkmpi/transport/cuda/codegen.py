@@ -144,6 +144,11 @@ def messages_source(n: int) -> str:
     return _source("messages.cu", Call("broadcast", n, (1,), "uint8"), n, macros, kernel_layout.messages_layout(n))
 
 
+def gate_source(n: int) -> str:
+    """Source of the kernel ``gate``, whose arguments are the common ones alone."""
+    return _source("gate.cu", Call("broadcast", n, (1,), "uint8"), n, {}, "")
+
+
 def segments_source() -> str:
     """Source of the kernels ``gather`` and ``scatter``."""
     return (

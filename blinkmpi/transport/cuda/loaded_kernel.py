@@ -18,6 +18,7 @@ from ..network.endpoints import Endpoints
 from .codegen import (
     arithmetic,
     direct_source,
+    gate_source,
     item_bytes,
     kinds_of,
     messages_source,
@@ -101,6 +102,10 @@ class KernelCache:
     def messages(self) -> Kernel:
         """``messages``."""
         return self._compiled("messages", (), partial(messages_source, self._n))
+
+    def gate(self) -> Kernel:
+        """``gate``, which takes the arguments of the kernel that it stands before."""
+        return self._compiled("gate", (), partial(gate_source, self._n))
 
     def _compiled(self, name: str, key: tuple[object, ...], source: Callable[[], str]) -> Kernel:
         found = self._known.get((name, *key))

@@ -24,7 +24,7 @@ from ...program.template import Sizes, Template
 from ...util.together import Comm, gathered
 from ..announcement import Called
 from .codegen import PACKET_THREADS, STAGE_THREADS, WORKERS, check_rows, packet_threads, rows_of, table, widths
-from .device import Gpu
+from .device import Gpu, Kernel
 from .direct_segments import Segment, longest_segment, segment, spread
 from .failure_report import AbortReport
 from .host_slots import HostSlots
@@ -54,6 +54,7 @@ from .stage_tables import Table, TableMemory
 from .symmetric_memory import MAX_CLOCKS, REPORT_WORDS, SymmetricMemory
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
+GATED, GATE_THREADS = ("slots", "direct"), 32  # protocols whose calls may have a gate; its threads, of one CTA
 UNNAMED = Called("")  # what many calls share
 
 
@@ -68,6 +69,7 @@ class CudaTransport:
         mixes: whether calls in graphs keep the order of all calls, whatever streams the graphs are launched on.
         max_ctas: CTAs of a kernel at most, 0 for the default, which leaves room for other kernels: two that wait for
             peers, ours and NCCL's, must have room on a GPU at once, and the user's own should go on.
+        gate_from: bytes from which on a call has a gate (``gate.cu``), alike on all ranks; None: no call has one.
 
     Raises:
         DeviceError: on every rank, if some rank cannot map some other's memory.
@@ -83,6 +85,7 @@ class CudaTransport:
         aware: bool = False,
         mixes: bool = True,
         max_ctas: int = 0,
+        gate_from: int | None = None,
     ) -> None:
         self.n, self.rank, self.gpu, self.symmetric_bytes = comm.size, comm.rank, gpu, symmetric_bytes
         self._comm = comm
@@ -102,6 +105,9 @@ class CudaTransport:
         self.tables = TableMemory(gpu, self._last_stream)
         self._captured: set[Table] = set()  # which graphs may name: nobody knows how long they live
         self.kernels = KernelCache(gpu, self.n)
+        self.gate_from = gate_from or 0
+        # CUDA loads it while the GPU is idle: a first call may come while it waits.
+        self._gate = None if gate_from is None or self.n == 1 else self.kernels.gate()
         self._by_packets: dict[tuple[str, str, str], LoadedKernel] = {}  # by protocol, type and operation
 
     # ---- before a call
@@ -328,7 +334,16 @@ class CudaTransport:
         if loaded.then:
             self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
 
-    def starter(self, loaded: LoadedKernel, stream: int, holder: object) -> Callable[..., None]:
+    @property
+    def gated(self) -> bool:
+        """Whether there are calls with a gate."""
+        return self._gate is not None
+
+    def gate_of(self, loaded: LoadedKernel, nbytes: int) -> Kernel | None:
+        """The gate of a call of so many bytes, if it has one: the same on all ranks, whatever each does in the call."""
+        return self._gate if nbytes >= self.gate_from and loaded.protocol in GATED else None
+
+    def starter(self, loaded: LoadedKernel, stream: int, holder: object, nbytes: int) -> Callable[..., None]:
         """What puts a filled call on a stream and returns at once; valid while the transport is.
 
         It is given a number, alike on all ranks, which is added to the fingerprints that the kernels compare: so two
@@ -336,11 +351,15 @@ class CudaTransport:
 
         Args:
             holder: keeps the stream alive: the next call, on another one, asks for it.
+            nbytes: of the call, by which it may have a gate.
         """
         parts = [loaded, loaded.then] if loaded.then else [loaded]
         at = fingerprint_at(self.n)
         text = loaded.called.words
         launches = [(p.args, p.args[at], p.kernel.launcher(p.grid, p.block, stream, p.params, text)) for p in parts]
+        if gate := self.gate_of(loaded, nbytes):
+            launch = gate.launcher(1, GATE_THREADS, stream, loaded.params, f"the gate of {text}")
+            launches.insert(0, (*launches[0][:2], launch))
         tables = [p.table for p in parts if p.table]
 
         def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments
@@ -348,7 +367,7 @@ class CudaTransport:
                 self.begin(stream, holder)
                 if tables and self.gpu.capturing(stream):
                     self._captured.update(tables)
-                self.kernels_started.value += len(launches)
+                self.kernels_started.value += len(parts)  # which count their calls
                 for args, said, launch in launches:
                     args[at] = (said + number) & MASK
                     launch()

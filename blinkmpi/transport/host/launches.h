@@ -8,7 +8,7 @@
 #include "fingerprints.h"
 
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, OF_DEVICE = 2 }; /* of CUDA: pointer attributes, a value of the first */
-enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512 };
+enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512, GATE_THREADS = 32 };
 #define MASK 0xFFFFFFFFu
 #define SPREAD 0x9E3779B1u
 
@@ -30,6 +30,8 @@ typedef struct {
   int64_t asks; /* whether a captured stream is always Python's: to begin a chain, or as graphs may name what is read */
   int64_t parts;
   int64_t first, end; /* those that are the call's own; others copy what a group gathers, and scatter what it got */
+  void *gate; /* what is launched before them, on the arguments of the first, for calls of so many bytes; NULL: nothing */
+  int64_t gate_from;
   void *function[MOST_PARTS];
   int64_t grid[MOST_PARTS], block[MOST_PARTS];
   uint64_t *words[MOST_PARTS]; /* the arguments, for arrays at `base` */
@@ -182,7 +184,9 @@ static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arra
   if (chain) error = l->wait(l->stream, chain, 0);
   for (int64_t p = 0; p < l->parts && !error; p++) {
     void *parameters[] = {words[p]};
-    error = l->launch(l->function[p], (unsigned)l->grid[p], 1, 1, (unsigned)l->block[p], 1, 1, 0, l->stream, parameters, NULL);
+    if (l->gate && p == l->first && l->nbytes >= l->gate_from)
+      error = l->launch(l->gate, 1, 1, 1, GATE_THREADS, 1, 1, 0, l->stream, parameters, NULL);
+    if (!error) error = l->launch(l->function[p], (unsigned)l->grid[p], 1, 1, (unsigned)l->block[p], 1, 1, 0, l->stream, parameters, NULL);
   }
   if (chain && !error) error = l->record(chain, l->stream);
   Py_END_ALLOW_THREADS

@@ -24,7 +24,7 @@ struct SymmetricHeader {  // the head of every rank's symmetric memory, which al
   u32 announced_ctas;  // how many CTAs have begun the next one
   u32 barrier_ctas;    // how many CTAs have arrived at the grid barrier
   u64 barrier_seq;     // the last call in which all of them have
-  u64 running;         // the call whose CTA 0 runs now, or 0
+  u64 running;         // the call whose CTA 0 runs now; while its gate waits, what is announced of it; or 0
   u32 pad[24];
   u64 abort;           // not 0: some rank aborted; 1 + its number
   u64 report_taken;    // not 0: a thread of this rank fills in the report

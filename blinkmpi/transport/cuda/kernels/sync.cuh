@@ -135,6 +135,24 @@ __device__ __forceinline__ void leave(const CommonArguments& c) {
   if (threadIdx.x == blockDim.x - 1) store_relaxed(&c.symmetric[c.rank]->running, 0);
 }
 
+// What a rank announces of a call.
+__device__ __forceinline__ u64 announcement_of(const CommonArguments& c, u64 seq) {
+  return (seq << 32) | (u32)c.fingerprint;
+}
+
+// Announce call `seq` to a peer; with REFERENCES, tell it where our registered buffers are.
+template <bool REFERENCES> __device__ __forceinline__ void tell(const CommonArguments& c, int peer, u64 seq) {
+  Announcement* line = &c.symmetric[peer]->announced[c.rank];
+  const u64 word = announcement_of(c, seq);
+  store_relaxed(&line->words[seq % ANNOUNCED], word);
+  if (REFERENCES) {  // in no order with the word above: each has the number of the call
+    const u64 halves[REFERENCE_WORDS] = {(u32)c.send_ref, c.send_ref >> 32, (u32)c.recv_ref, c.recv_ref >> 32};
+#pragma unroll
+    for (int i = 0; i < REFERENCE_WORDS; i++) store_relaxed(&line->references[i], (seq << 32) | halves[i]);
+  }
+  store_relaxed(&line->last, word);  // of which nothing but the number is read
+}
+
 // Every CTA begins with this, and gets the number of the call. CTA 0 announces it to the peers; the last CTA counts it.
 // Calls of one communicator must not overlap: streams and graphs that overlap are reported here.
 //
@@ -151,17 +169,7 @@ template <bool REFERENCES = false> __device__ __forceinline__ u64 announce(const
   if (REFERENCES && announces) fence_system();
   __syncthreads();
   const u64 seq = shared_seq;
-  if (announces) {
-    Announcement* line = &c.symmetric[threadIdx.x]->announced[c.rank];
-    const u64 word = (seq << 32) | (u32)c.fingerprint;
-    store_relaxed(&line->words[seq % ANNOUNCED], word);
-    if (REFERENCES) {  // in no order with the word above: each has the number of the call
-      const u64 halves[REFERENCE_WORDS] = {(u32)c.send_ref, c.send_ref >> 32, (u32)c.recv_ref, c.recv_ref >> 32};
-#pragma unroll
-      for (int i = 0; i < REFERENCE_WORDS; i++) store_relaxed(&line->references[i], (seq << 32) | halves[i]);
-    }
-    store_relaxed(&line->last, word);  // of which nothing but the number is read
-  }
+  if (announces) tell<REFERENCES>(c, threadIdx.x, seq);
   if (threadIdx.x == blockDim.x - 1) {
     // Orders this CTA's load of `seq`, before the barrier above, before its count. The last CTA to count stores the new
     // `seq`, which no CTA of this call may read.
@@ -171,7 +179,8 @@ template <bool REFERENCES = false> __device__ __forceinline__ u64 announce(const
       own->announced_ctas = 0;
       store_relaxed(&own->seq, seq);
     }
-    if (other) broadcast_abort(c, OVERLAP, seq, c.rank, ANNOUNCEMENT, 0, 0, other);
+    if (other && other != announcement_of(c, seq))  // which this call's own gate has left
+      broadcast_abort(c, OVERLAP, seq, c.rank, ANNOUNCEMENT, 0, 0, other);
   }
   return seq;
 }
