@@ -52,6 +52,7 @@ KNOWN = {
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "END_WITH_LAUNCHER": "0: a rank goes on when the launcher that started it has ended (default: it ends after 1 s)",
     "CACHE_DIR": "where the compiled C executor is kept",
+    "NCCL": "off, all, or allreduce:..4M,allgather: which calls `blinkmpi nccl run` may make in NCCL's place",
     "NCCL_LIBRARY": "NCCL's libnccl.so.2, where `blinkmpi nccl` does not find it",
     "NCCL_COUNTS": "the folder where processes count NCCL's calls; `blinkmpi nccl count` sets it",
     "NODES": "4+4: virtual nodes of so many ranks each, which share no memory (for tests and what-if measurements)",
