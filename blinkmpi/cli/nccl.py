@@ -82,7 +82,7 @@ def _execute(program: Sequence[str]) -> int:
     env = environment(os.environ)
     sys.stdout.flush()
     try:
-        os.execvpe(program[0], program, env)
+        os.execvpe(program[0], [*program], env)
     except OSError as error:
         raise ArgumentError(f"cannot run {program[0]!r}: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Where the door comes into the Python of an unchanged program's process: it calls :func:`serve` in a thread of its own."""
+"""Where the door comes into the Python of an unchanged program: it calls :func:`serve` in a thread of its own."""
 
 from __future__ import annotations
 

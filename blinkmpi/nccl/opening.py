@@ -92,7 +92,7 @@ def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> CudaContext:
     table = file_of(cache_dir(), gpu.name, machine)
     plans = agree_on_plan(comm, machine, Options(), settings, "onehop", table)
     roots = {name: range(group.n) if name in ROOTED else (0,) for name in COLLECTIVES}
-    plans.with_parts((name, root) for name in COLLECTIVES for root in roots[name])  # so that to bind needs no other rank
+    plans.with_parts((name, root) for name in COLLECTIVES for root in roots[name])  # now, as each rank binds alone
     say = LogOnce(settings)
 
     def told(text: Callable[[], str], level: str) -> None:

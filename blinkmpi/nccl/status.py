@@ -1,4 +1,4 @@
-"""What the door in a process says of itself: whose a communicator's calls are, and why; read from its page (status.h)."""
+"""What the door in a process says of itself: whose a communicator's calls are, and why (the page of status.h)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .counts import OPS, TYPES
 MAGIC = int.from_bytes(b"bnlsttt1", "little")
 MEMFD = "/memfd:blinkmpi-nccl-door"
 CALLS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AlltoAll")
-KINDS, COMMS, WHY = 64, 128, 256  # as in page.h and status.h
+KINDS, COMMS, WHY = 256, 64, 256  # as in page.h and status.h
 STATES = ("opening", "open", "NCCL's", "ended")
 CANNOT = 2
 
 
 class _Kind(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("collective", "type", "op", "root", "size_class", "bound", "ours", "nccls")),
+        *((n, ctypes.c_int64) for n in ("collective", "type", "op", "root", "size_class", "bound", "ours", "nccls")),
         ("why", ctypes.c_char * WHY),
     )
 

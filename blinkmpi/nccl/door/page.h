@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-enum { MOST_RANKS = 16, MOST_KINDS = 64 };
+enum { MOST_RANKS = 16, MOST_KINDS = 256 };
 #define SIGNED_IN 0x31726f6f646c6e62u /* "bnldoor1": the format, and that the rank's facts are there */
 
 typedef struct { /* of a rank */

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { TOLD_COMMS = 128, WHY_WORDS = 32 };
+enum { TOLD_COMMS = 64, WHY_WORDS = 32 };
 enum { NOT_OPENED, OPENED, CANNOT_OPEN, ENDED }; /* of a communicator; the first three also in a slot */
 #define STATUS_MAGIC 0x31747474736c6e62u         /* "bnlsttt1" */
 

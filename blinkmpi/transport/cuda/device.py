@@ -63,9 +63,9 @@ def device_with(uuid: bytes) -> int:
         raise DeviceError(why)
     for index in range(device_count()):
         device, found = ctypes.c_int(), ctypes.create_string_buffer(16)
-        if _driver().cuDeviceGet(ctypes.byref(device), index) == 0:
-            if _driver().cuDeviceGetUuid_v2(found, device) == 0 and found.raw == uuid:
-                return index
+        code = _driver().cuDeviceGet(ctypes.byref(device), index) or _driver().cuDeviceGetUuid_v2(found, device)
+        if not code and found.raw == uuid:
+            return index
     raise DeviceError(f"none of the {device_count()} GPUs that CuPy sees has the UUID {uuid.hex()}; let CuPy and the "
                       "program use one driver and one CUDA_VISIBLE_DEVICES")  # fmt: skip
 

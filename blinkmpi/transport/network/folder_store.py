@@ -22,7 +22,7 @@ TRIES, PAUSE_S = 1000, 1e-3
 
 
 class FolderStore:
-    """Has the methods of ``torch.distributed.Store`` that are asked for; those of a folder that has gone raise OSError."""
+    """Has the methods of ``torch.distributed.Store`` that are asked for; OSError where the folder has gone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

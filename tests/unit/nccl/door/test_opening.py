@@ -57,7 +57,9 @@ class Ended:
         self.told: dict[str, Any] = json.loads(output) if output else {}
 
 
-def ranks(folder: Path, n: int, env: Mapping[str, str], by_rank: Mapping[int, Mapping[str, str]] | None = None) -> list[Ended]:
+def ranks(
+    folder: Path, n: int, env: Mapping[str, str], by_rank: Mapping[int, Mapping[str, str]] | None = None
+) -> list[Ended]:
     """Run a client of each rank."""
     name, processes = uuid4().hex, []
     common = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "STUB_FOLDER": str(folder), **env}
