@@ -190,7 +190,7 @@ class Binder:
 
         def lost() -> int | None:
             found = int(self._door.blinkmpi_door_lost(peers))
-            return found - 1 if found else None
+            return None if not found else found - 1 if found > 0 else int(group.rank)
 
         context = self._open_context(Group(group.n, group.rank, name, gpu, pids, lost))
         if not self._event:

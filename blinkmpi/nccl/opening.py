@@ -54,7 +54,9 @@ def open_context(group: Group, *, hardware: Hardware | None = None, seconds: flo
     rendezvous.remedy = "its calls stay NCCL's"
 
     def check() -> None:
-        if (lost := group.lost()) is not None:
+        if (lost := group.lost()) == group.rank:
+            raise PeerLost(f"the program ends, or has given the communicator back; {rendezvous.remedy}")
+        if lost is not None:
             raise PeerLost(f"rank {lost} has not opened its GPU and will not; {rendezvous.remedy}", [lost])
 
     rendezvous.check = check

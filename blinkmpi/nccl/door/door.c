@@ -23,6 +23,7 @@
 #include <time.h>
 
 enum { INVALID_USAGE = 5, REMOTE_ERROR = 6 };
+enum { LEAVE_MS = 10000 };          /* that Python's end waits for a thread which asks Python */
 enum { RELAXED = 2 };               /* CU_STREAM_CAPTURE_MODE_RELAXED */
 enum { SHORTEST_NS = 20000 };       /* between two looks at what peers have said */
 enum { MISMATCH = 3, OVERLAP = 4 }; /* of a kernel's report */
@@ -80,6 +81,7 @@ static const char *last_words; /* of the newest error that was ours */
 static const door_binder_t *binder;
 static rules_t rules;
 static int forked, retired; /* retired: Python ends, so nothing is opened, prepared or closed any more */
+static int asking;          /* a thread of the door is at who opens and binds, perhaps in Python */
 static told_t *status;
 
 static __thread int depth;
@@ -96,8 +98,15 @@ static int says_all(void) {
   return level && (!strcasecmp(level, "INFO") || !strcasecmp(level, "TRACE"));
 }
 
-/* Whether the threads may ask who opens and binds. */
-static int may_ask(void) { return !__atomic_load_n(&retired, __ATOMIC_SEQ_CST) && !forked; }
+/* Begin to ask who opens and binds; 0 if nobody may be asked any more. */
+static int begin_asking(void) {
+  __atomic_store_n(&asking, 1, __ATOMIC_SEQ_CST);
+  if (!__atomic_load_n(&retired, __ATOMIC_SEQ_CST) && !forked) return 1;
+  __atomic_store_n(&asking, 0, __ATOMIC_SEQ_CST);
+  return 0;
+}
+
+static void end_asking(void) { __atomic_store_n(&asking, 0, __ATOMIC_SEQ_CST); }
 
 /* ---- the table */
 
@@ -128,7 +137,7 @@ static void close_all(member_t *m) {
   for (member_t *next; m; m = next) {
     next = m->next;
     if (m->told) m->told->state = ENDED;
-    if (m->context && may_ask()) binder->close(m->context);
+    if (m->context && begin_asking()) binder->close(m->context), end_asking();
     end_agreement(&m->agreement);
     munmap(m->page, sizeof *m->page);
     free(m);
@@ -229,17 +238,25 @@ static void allow_all(void) {
   if (exchange) exchange(&mode);
 }
 
+/* Whether the program gives a communicator back, here or elsewhere, or ends. */
+static int anybody_leaves(const agreement_t *a) {
+  for (int r = 0; r < a->n; r++)
+    if (get(&slot_of(a, r)->left)) return 1;
+  return __atomic_load_n(&retired, __ATOMIC_SEQ_CST);
+}
+
 /* Let the binder open a communicator; the lock is not held, and nobody else does so. */
 static void open_member(member_t *m) {
   char reason[REASON] = "";
   const slot_t *const own = slot_of(&m->agreement, m->agreement.rank);
   door_group_t group = {m->agreement.n, m->agreement.rank, {m->name[0], m->name[1]}, {own->gpu[0], own->gpu[1]}, {0}, &m->agreement};
   for (int r = 0; r < m->agreement.n; r++) group.pid[r] = (int64_t)slot_of(&m->agreement, r)->pid;
-  if (!may_ask()) return;
+  if (!begin_asking()) return;
   if (!__atomic_load_n(&binder, __ATOMIC_ACQUIRE)) ask_python(own_path(), reason, sizeof reason);
   if (!binder && !reason[0]) snprintf(reason, sizeof reason, "Python has given no binder");
   void *const context = binder ? binder->open(&group, reason, sizeof reason) : NULL;
-  if (!context) say("a communicator's calls stay NCCL's", reason);
+  end_asking();
+  if (!context && !anybody_leaves(&m->agreement)) say("a communicator's calls stay NCCL's", reason);
   m->opened = 1;
   set(&slot_of(&m->agreement, m->agreement.rank)->opened, context ? OPENED : CANNOT_OPEN);
   if (m->told && !context) snprintf(m->told->why, sizeof m->told->why, "%s", reason);
@@ -251,7 +268,9 @@ static void open_member(member_t *m) {
 static void bind_kind(member_t *m, int number, const kind_t *kind) {
   char reason[REASON] = "";
   const door_kind_t wanted = {kind->collective, kind->type, kind->op, kind->root, kind->size_class};
-  void *const record = m->context && may_ask() ? binder->bind(m->context, &wanted, reason, sizeof reason) : NULL;
+  const int asks = m->context && begin_asking();
+  void *const record = asks ? binder->bind(m->context, &wanted, reason, sizeof reason) : NULL;
+  if (asks) end_asking();
   if (!record && m->context && says_all()) say("calls of a kind stay NCCL's", reason);
   if (m->told) {
     told_kind_t *const told = m->told->kind + number;
@@ -359,7 +378,7 @@ static void prepare(entry_t *e, comm_t *made, const uint64_t *name, int slot, in
   e->signed_in.page = NULL, e->made = made;
   if (inside || forked) return;
   const door_binder_t *const served = __atomic_load_n(&binder, __ATOMIC_ACQUIRE);
-  if (!served && (!may_ask() || !python_runs())) return;
+  if (!served && (__atomic_load_n(&retired, __ATOMIC_SEQ_CST) || !python_runs())) return;
   pthread_once(&once, learn);
   const int blocks = !config || config->size < sizeof *config || config->blocking; /* INT_MIN: it says nothing */
   if (unwilling || !blocks || slot < 0 || slot >= MOST_RANKS || ranks == 1 || ranks > MOST_RANKS) return;
@@ -603,12 +622,18 @@ EXPORT int blinkmpi_door_wrong(void *context) {
   return !code ? SUCCESS : code == MISMATCH || code == OVERLAP ? INVALID_USAGE : REMOTE_ERROR;
 }
 
-/* Python ends: it is asked nothing any more. What is ours stays so. */
-EXPORT void blinkmpi_door_retire(void) { __atomic_store_n(&retired, 1, __ATOMIC_SEQ_CST); }
+/* Python ends: it is asked nothing any more, and what it was asked has some seconds to end, for CPython ends threads in the
+ * middle of what they do. What is ours stays so. By a thread that does not hold the GIL. */
+EXPORT void blinkmpi_door_retire(void) {
+  __atomic_store_n(&retired, 1, __ATOMIC_SEQ_CST);
+  for (int i = 0; i < LEAVE_MS && __atomic_load_n(&asking, __ATOMIC_SEQ_CST) && !forked; i++) usleep(1000);
+}
 
-/* While a communicator is being opened: 1 + the first of the other ranks that will not open it any more; 0: none is known. */
+/* While a communicator is being opened: 1 + the first of the other ranks that will not open it any more, -1 if this one must not
+ * either, 0: go on. */
 EXPORT int blinkmpi_door_lost(const void *peers) {
   const agreement_t *const a = peers;
+  if (__atomic_load_n(&retired, __ATOMIC_SEQ_CST) || get(&slot_of(a, a->rank)->left)) return -1;
   for (int r = 0; r < a->n; r++) {
     const slot_t *const slot = slot_of(a, r);
     if (r != a->rank && (get(&slot->opened) == CANNOT_OPEN || is_away(slot, is_gone))) return r + 1;

@@ -1,8 +1,10 @@
-"""A rank of an unchanged program, in whose Python the door finds blinkmpi: opened_client.py DOOR ID RANKS RANK.
+"""A rank of an unchanged program, in whose Python the door finds blinkmpi: opened_client.py LIBRARY ID RANKS RANK.
+
+LIBRARY is what it opens by name; empty: it calls what a program calls that is linked with NCCL.
 
 Its GPU is one of an H200 machine that somebody recorded, and nothing is launched. It prints how many of its calls were
 ours and what was launched, or why there were none. ``DIES=RANK:NAME``: that rank is killed when it comes to a step of
-``opening``. ``FAILS=RANK:NAME``: the step raises.
+``opening``. ``FAILS=RANK:NAME``: the step raises. ``LEAVES=1``: it ends at once.
 """
 
 import ctypes
@@ -58,7 +60,7 @@ def main(path: str, name: str, n: int, rank: int) -> None:
 
     ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
     driver = prepare(rank, n) if "FAKE" in os.environ else None
-    door, comm = ctypes.CDLL(path), ctypes.c_void_p()
+    door, comm = ctypes.CDLL(path or None), ctypes.c_void_p()
     door.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
     assert door.ncclCommInitRank(ctypes.byref(comm), n, UniqueId(name.encode()), rank) == 0
     send, recv = (ctypes.create_string_buffer(1 << 16) for _ in range(2))
@@ -66,6 +68,10 @@ def main(path: str, name: str, n: int, rank: int) -> None:
     def call(count: int) -> None:
         assert door.ncclAllReduce(send, recv, SIZE(count), FLOAT, 0, comm, None) == 0
 
+    if "LEAVES" in os.environ:
+        call(1000)
+        door.ncclCommDestroy(comm)
+        return
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:  # each call is decided alike on all ranks, so they make as many
         call(1000)
@@ -88,4 +94,4 @@ def main(path: str, name: str, n: int, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(os.environ.get(sys.argv[1], sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

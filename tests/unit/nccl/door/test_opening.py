@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -58,14 +58,21 @@ class Ended:
 
 
 def ranks(
-    folder: Path, n: int, env: Mapping[str, str], by_rank: Mapping[int, Mapping[str, str]] | None = None
-) -> list[Ended]:
-    """Run a client of each rank."""
+    folder: Path, n: int, env: Mapping[str, str], by_rank: Mapping[int, Mapping[str, str]] | None = None,
+    *, before: Sequence[str] = (), library: str | None = None,
+) -> list[Ended]:  # fmt: skip
+    """Run a client of each rank.
+
+    Args:
+        before: words in front of its command.
+        library: that it opens; by default the door.
+    """
     name, processes = uuid4().hex, []
     common = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "STUB_FOLDER": str(folder), **env}
     common |= {LIBRARY: str(folder / "libnccl.so.2"), "LD_LIBRARY_PATH": str(folder)}
     for rank in range(n):
-        words = [sys.executable, str(HERE / "opened_client.py"), str(door()), name, str(n), str(rank)]
+        opened = str(door()) if library is None else library
+        words = [*before, sys.executable, str(HERE / "opened_client.py"), opened, name, str(n), str(rank)]
         own = {**common, **(by_rank or {}).get(rank, {})}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         processes.append(subprocess.Popen(words, env=own, cwd=ROOT, text=True, **pipes))  # type: ignore[call-overload]
@@ -87,6 +94,19 @@ def test_all_ranks_open_their_gpus_and_launch_the_same_calls(folder: Path, n: in
     assert (told["state"], told["kinds"]) == ("open", [["AllReduce", "float32", "sum", 4096, "ours"]])
     assert told["ours"] > CALLS
     assert len(told["launched"]) == CALLS
+
+
+@pytest.mark.parametrize("library", ["", "VLLM_NCCL_SO_PATH"])
+def test_the_command_runs_programs_that_are_linked_and_those_that_open_by_name(folder: Path, library: str) -> None:
+    found = ranks(folder, 2, {"FAKE": "1"}, before=[sys.executable, "-m", "blinkmpi", "nccl", "run"], library=library)
+    for rank in found:
+        assert (rank.code, rank.errors, rank.told["state"]) == (0, "", "open")
+        assert rank.told["ours"] > CALLS
+
+
+def test_a_program_may_end_while_its_gpus_are_opened(folder: Path) -> None:
+    for rank in ranks(folder, 2, {"FAKE": "1", "LEAVES": "1"}):
+        assert (rank.code, rank.errors) == (0, "")
 
 
 STEPS = ("shared_folder", "agree_on_settings", "gather_gpus", "as_measured", "agree_on_plan", "CudaContext")
