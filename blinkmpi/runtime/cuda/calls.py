@@ -143,7 +143,7 @@ class CudaCalls:
     def wrong(self) -> BlinkError | None:
         """What a kernel has reported, of a call or of a graph's replay."""
         transport = self.context.transport
-        return transport.error("a call on a stream or in a graph") if transport.aborted else None
+        return self.history.error() if transport.aborted else None
 
     def check(self) -> None:
         """Raise what :attr:`wrong` says, if it says anything."""

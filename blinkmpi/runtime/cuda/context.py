@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from ...errors import BlinkError, BufferTypeError, DeviceError
+from ...errors import BufferTypeError, DeviceError
 from ...planning.chunk_search import ChunkSearch
 from ...planning.gpus.kernel_times import H200, KernelCosts
 from ...planning.on_demand import PlanOnDemand
@@ -318,10 +318,6 @@ class CudaContext:
         if not isinstance(buffer, DeviceArray) or not buffer.size:
             return 0
         return self.transport.regions.ref(buffer.ptr, buffer.nbytes) or None
-
-    def failed(self, text: str) -> BlinkError:
-        """What the kernel that gave up has left, in words."""
-        return self.transport.error(text)
 
     # ---- registered buffers
 

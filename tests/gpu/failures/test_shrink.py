@@ -76,7 +76,7 @@ def test_processes_that_share_a_store_go_on(tmp_path: Path) -> None:
 
 def case_by_store(folder: str) -> None:
     cp, world = cupy(), MPI.COMM_WORLD
-    comm = blinkmpi.StoreCommunicator(FolderStore(folder), world.rank, world.size, timeout=NEVER_S)
+    comm = blinkmpi.StoreCommunicator(FolderStore(Path(folder)), world.rank, world.size, timeout=NEVER_S)
     made = make_calls(comm, 10 if world.rank == N - 1 else None, lambda _: cp.empty(1 << 18, "float32"))
     say(**made[1], gpus=made[0].context.gpus is not None)
     made[0].Free()

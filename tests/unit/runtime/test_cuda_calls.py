@@ -393,7 +393,9 @@ def test_gates_begin_at_a_number_of_bytes_or_are_off() -> None:
     assert {text: read({"BLINKMPI_GATE_FROM": text}).gate_from for text in texts} == texts
     assert read({}).gate_from is None
     for text in ("1M", "-1", "1.5", "on", str((1 << 40) + 1), "9" * 30):
-        with pytest.raises(SettingsError, match=r"BLINKMPI_GATE_FROM='.*': expected a number of bytes, 0 to .*, or off"):
+        with pytest.raises(
+            SettingsError, match=r"BLINKMPI_GATE_FROM='.*': expected a number of bytes, 0 to .*, or off"
+        ):
             read({"BLINKMPI_GATE_FROM": text})
 
 
