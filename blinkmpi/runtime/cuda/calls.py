@@ -66,9 +66,10 @@ class CudaCalls:
             stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
             args: the user's, if C may make others of it.
         """
-        called = Called(ready.said) if ready.said else announced(ready.call)
+        said = ready.blocks.moves.text if ready.blocks else ready.said
+        called = Called(said) if said else announced(ready.call)
         called = replace(called, text=f"{called.text}{ON_GPU}")
-        if not ready.call.total:
+        if not ready.call.total and not ready.blocks:
             return EmptyCall(self.host, called, timeout_s, nbytes=0)
         context = self.context
         holder = context.gpu.current_stream() if stream is None else stream  # keeps the stream alive

@@ -34,7 +34,7 @@ from ...transport.cuda.regions import Region
 from ...transport.cuda.transport import CudaTransport
 from ...util.lru import LRU
 from ...util.together import Comm, together
-from ..arguments import Prepared, sending_copy
+from ..arguments import InBlocks, Prepared, sending_copy
 from .templates import Templates
 
 KERNELS = 256  # loaded kernels of one count that are kept
@@ -97,6 +97,7 @@ class CudaContext:
         self._buffers: dict[tuple[int, int], list[tuple[Any, int]]] = {}
         self.pool: MemoryPool | None = None
         self.unmapped = False  # whether it has given up the other ranks' memory
+        self.why_no_blocks = self._why_no_blocks()  # calls of blocks follow programs; empty if they need none
         self._templates = self._new_templates()
 
     # ---- the choice
@@ -252,6 +253,24 @@ class CudaContext:
 
         return emulated
 
+    def _why_no_blocks(self) -> str:
+        """The same on all ranks."""
+        n, machine = self.transport.n, self.machine
+        if n == 1 or self.here or self.emulated:
+            return "one GPU" if n == 1 else "several nodes" if self.here else "links are emulated"
+        kinds = {(link.src, link.dst): link.kind for link in machine.links}
+        onward: dict[int, set[int]] = {v: set() for pair in kinds for v in pair}
+        for (src, dst), kind in kinds.items():
+            if kind in NVLINKS:
+                onward[src].add(dst)
+        for src, dst in itertools.permutations(range(n), 2):
+            over = onward.get(src, set())
+            if dst not in over and not any(v >= n and dst in onward[v] for v in over):
+                return f"no NVLink joins GPUs {src} and {dst}, nor a switch of it"
+        if not self.transport.block_lanes:
+            return f"{self.transport.max_ctas} groups of threads are too few for {n} ranks"
+        return ""
+
     @property
     def forecasts(self) -> bool:
         """Whether times of calls follow from what kernels cost: on the real links of one node."""
@@ -260,6 +279,7 @@ class CudaContext:
     def take(self, machine: Topology, plans: PlanOnDemand) -> None:
         """Go on with another plan; what was loaded for the old one is of no more use."""
         self.machine, self.planned = machine, plans
+        self.why_no_blocks = self._why_no_blocks()
         self._templates = self._new_templates()
         self._kernels.clear()
         self._searches = {}
@@ -273,6 +293,8 @@ class CudaContext:
 
         The call is as it was given, or sends a copy, where it is in place and its kernel cannot be.
         """
+        if ready.blocks:
+            return ready, self._fill_blocks(ready.blocks, called, timeout_s), None
         loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, called, self.gpu.capturing(stream))
         if loaded.aside:
             ready = sending_copy(ready)
@@ -286,6 +308,14 @@ class CudaContext:
         self.transport.fill(loaded, send, recv, send_ref, recv_ref, timeout_s, final=final_at, final_bytes=final_bytes)
         search = self.chunk_search(ready.call, registered=registered) if loaded.protocol == "slots" else None
         return ready, loaded, search if search and not search.done else None
+
+    def _fill_blocks(self, blocks: InBlocks, called: Called, timeout_s: float) -> LoadedKernel:
+        """The kernel of a call of blocks with its buffers among its arguments."""
+        loaded = self.transport.load_blocks(blocks.moves, called)
+        send, recv = (b.ptr if isinstance(b, DeviceArray) else 0 for b in (blocks.send, blocks.recv))
+        self.transport.fill(loaded, send, recv, 0, 0, timeout_s)
+        self._say(lambda: f"{called.words}: from GPU to GPU in {self.transport.block_lanes} lanes", "INFO")
+        return loaded
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory that is not this GPU's, whatever the object says that shows it."""

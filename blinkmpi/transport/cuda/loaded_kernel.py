@@ -17,6 +17,7 @@ from ..announcement import Called, with_count
 from ..network.endpoints import Endpoints
 from .codegen import (
     arithmetic,
+    blocks_source,
     direct_source,
     gate_source,
     item_bytes,
@@ -106,6 +107,10 @@ class KernelCache:
     def gate(self) -> Kernel:
         """``gate``, which takes the arguments of the kernel that it stands before."""
         return self._compiled("gate", (), partial(gate_source, self._n))
+
+    def blocks(self, *, counted: bool = False) -> Kernel:
+        """``blocks``; ``counted``: whose lengths are in GPU memory."""
+        return self._compiled("blocks", (counted,), partial(blocks_source, self._n, counted=counted))
 
     def _compiled(self, name: str, key: tuple[object, ...], source: Callable[[], str]) -> Kernel:
         found = self._known.get((name, *key))

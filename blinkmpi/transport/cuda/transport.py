@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from ...errors import ArgumentError, BlinkError, DeviceError
+from ...program.blocks import BlockMoves
 from ...program.call import Call
 from ...program.ir import Program
 from ...program.partition import NodePart
@@ -23,7 +24,18 @@ from ...program.reduction import dtype_of
 from ...program.template import Sizes, Template
 from ...util.together import Comm, gathered
 from ..announcement import Called
-from .codegen import PACKET_THREADS, STAGE_THREADS, WORKERS, check_rows, packet_threads, rows_of, table, widths
+from .blocks import block_words, usable_lanes
+from .codegen import (
+    MESSAGE_THREADS,
+    PACKET_THREADS,
+    STAGE_THREADS,
+    WORKERS,
+    check_rows,
+    packet_threads,
+    rows_of,
+    table,
+    widths,
+)
 from .device import Gpu, Kernel
 from .direct_segments import Segment, longest_segment, segment, spread
 from .failure_report import AbortReport
@@ -37,6 +49,7 @@ from .memory_layout import (
     MAX_CTAS,
     MAX_RANKS,
     SYMMETRIC_BYTES,
+    block_bytes,
     default_max_ctas,
     groups,
     laid_out,
@@ -97,10 +110,11 @@ class CudaTransport:
         self._host_slots: HostSlots | None = None
         if self.n > MAX_RANKS:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
-        self.memory = SymmetricMemory(comm, gpu, symmetric_bytes + message_bytes(self.n))
+        self.memory = SymmetricMemory(comm, gpu, symmetric_bytes + message_bytes(self.n) + block_bytes(self.n))
         self.symmetric, self.report = self.memory.addresses, self.memory.report
         self.sms = min(gathered(comm, lambda: gpu.sms, int, error=DeviceError))
         self.max_ctas = min(self.sms, max_ctas or default_max_ctas(self.sms))
+        self.block_lanes = usable_lanes(self.n, min(gathered(comm, lambda: self.max_ctas, int, error=DeviceError)))
         self.regions = Regions(gpu, self.n, self.rank, self.memory.table)
         self.tables = TableMemory(gpu, self._last_stream)
         self._captured: set[Table] = set()  # which graphs may name: nobody knows how long they live
@@ -295,6 +309,14 @@ class CudaTransport:
         loaded.grid = max(1, min(most, -(-packets.codec.positions(units) // loaded.block)))
         begin = common_words(self.n)
         loaded.args[begin : begin + len(mine) + 1] = [*mine, units]
+
+    def load_blocks(self, moves: BlockMoves, called: Called) -> LoadedKernel:
+        """The kernel of a call of blocks; all ranks have the same :attr:`block_lanes`, which are some."""
+        self.gpu.use()
+        words, ctas = block_words(moves, self.rank, self.symmetric_bytes + message_bytes(self.n), self.block_lanes)
+        common = common_arguments(self.symmetric, self.memory.report_at, fingerprint("blocks", called), self.rank, 0)
+        kernel = self.kernels.blocks()
+        return load_kernel(kernel, ctas, MESSAGE_THREADS, [*common, *words], "blocks", called)
 
     def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:
         """The arguments of ``packets`` behind the common ones."""

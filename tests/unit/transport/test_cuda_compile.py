@@ -27,6 +27,7 @@ from blinkmpi.transport.cuda.codegen import (  # noqa: E402
     STAGE_THREADS,
     WORKERS,
     StageKind,
+    blocks_source,
     direct_source,
     gate_source,
     kinds_of,
@@ -213,7 +214,11 @@ def test_every_operation_of_every_type(dtype: str) -> None:
     ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),
     ("stages", codegen, "STAGE_THREADS", 480, "THREADS == 480"),
     ("messages", kernel_layout, "MESSAGE", kernel_layout.MESSAGE[::-1], "MessageArguments, tag"),
-    ("messages", memory_layout, "MESSAGE_FLAGS", 3, "sizeof(MessageMemory) == "),
+    ("messages", memory_layout, "MESSAGE_FLAGS", 3, "sizeof(FifoMemory) == "),
+    ("blocks", kernel_layout, "BLOCKS", kernel_layout.BLOCKS[::-1], "BlockArguments, own_bytes"),
+    ("blocks", kernel_layout, "BLOCK_END", ("sends", "peer", "at", "nbytes"), "BlockEnd, sends"),
+    ("blocks", kernel_layout, "COUNTED", kernel_layout.COUNTED[::-1], "BlockArguments, places"),
+    ("blocks", memory_layout, "BLOCK_LINES", 1, "sizeof(BlockMemory) == "),
     ("messages", failure_report, "RECEIVE", -6, "RECEIVE == -6"),
 ])  # fmt: skip
 def test_a_kernel_of_another_layout_does_not_compile(
@@ -231,6 +236,7 @@ def test_a_kernel_of_another_layout_does_not_compile(
         "segments": segments_source,
         "messages": lambda: messages_source(4),
         "gate": lambda: gate_source(4),
+        "blocks": lambda: blocks_source(4, counted=True),
     }[kernel]()
     with pytest.raises(AssertionError, match=re.escape(message)):
         compiled(source, "sm_90")
@@ -268,6 +274,14 @@ def test_a_gate_fits_beside_a_product_that_leaves_one_warp(arch: str, n: int) ->
     found = compiled(gate_source(n), arch, version=GENERATIONS[arch])
     check(f"{arch} n={n}", {"gate": GATE_THREADS}, found)
     assert found["gate"].registers <= (REGISTERS - 384 * 168) // GATE_THREADS
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("n", [2, 8, memory_layout.MAX_RANKS])
+@pytest.mark.parametrize("arch", GENERATIONS)
+def test_blocks(arch: str, n: int, counted: bool) -> None:
+    found = compiled(blocks_source(n, counted=counted), arch, version=GENERATIONS[arch])
+    check(f"{arch} n={n}", {"blocks": MESSAGE_THREADS}, found)
 
 
 def test_the_compiler_is_heard() -> None:

@@ -37,9 +37,12 @@ struct Report {  // in pinned host memory: who aborted, and what for; the first 
   u64 abort;     // not 0: the host or a thread of this rank aborted
   u64 code, seq, peer, stage, chunk, want, seen;
 };
-enum ReportCode { ABORTED = 1, TIMEOUT = 2, MISMATCH = 3, OVERLAP = 4 };
-// What a thread waited for, if not for a stage. Of messages, a report has the tag as `seq` and the bytes as `chunk`.
-enum ReportStage { ANNOUNCEMENT = -1, FINISH = -2, PACKET = -3, SEND = -4, RECEIVE = -5 };
+enum ReportCode { ABORTED = 1, TIMEOUT = 2, MISMATCH = 3, OVERLAP = 4, COUNTS = 5 };
+// What a thread waited for, if not for a stage. Of messages and blocks, a report has the bytes as `chunk`; of messages
+// the tag as `seq`.
+enum ReportStage {
+  ANNOUNCEMENT = -1, FINISH = -2, PACKET = -3, SEND = -4, RECEIVE = -5, SEND_BLOCK = -6, RECEIVE_BLOCK = -7
+};
 
 struct CommonArguments {  // the first part of every kernel's arguments
   SymmetricHeader* symmetric[N];  // symmetric[rank] is our own

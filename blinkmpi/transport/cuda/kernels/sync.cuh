@@ -58,13 +58,20 @@ __device__ __forceinline__ int poll_deadline(Deadline& d, const CommonArguments&
   return now - d.since > c.timeout_ns ? TIMEOUT : 0;
 }
 
+// What a kernel does that learns of another rank's abort: nothing, or report a reason of its own, and say so.
+struct KnowsNothing {
+  __device__ __forceinline__ bool operator()() const { return false; }
+};
+
 // Wait until *flag >= want. What its writer wrote before it is then readable. False: the call was aborted.
+template <class Knows = KnowsNothing>
 __device__ __forceinline__ bool await_flag(const CommonArguments& c, const u64* flag, u64 want, u64 seq, int peer,
-                                           i64 stage, i64 chunk) {
+                                           i64 stage, i64 chunk, const Knows& knows = {}) {
   Deadline d = {0, 0};
   u64 seen;
   while ((i64)((seen = load_relaxed(flag)) - want) < 0) {
     const int why = poll_deadline(d, c);
+    if (why == ABORTED && knows()) return false;
     if (why) return broadcast_abort(c, why, seq, peer, stage, chunk, want, seen);
   }
   // Pairs with the fence_system that the writer of the flag executed before it. An acquire in the loop would invalidate
@@ -77,12 +84,14 @@ __device__ __forceinline__ bool await_flag(const CommonArguments& c, const u64* 
 
 // Look once whether `peer` has announced call `seq`, and compare what it calls with what we call. `ok` becomes false if
 // the call is aborted. Returns whether there is nothing more to wait for.
-__device__ __forceinline__ bool poll_announcement(const CommonArguments& c, int peer, u64 seq, Deadline& d, bool& ok) {
+template <class Knows = KnowsNothing>
+__device__ __forceinline__ bool poll_announcement(const CommonArguments& c, int peer, u64 seq, Deadline& d, bool& ok,
+                                                  const Knows& knows = {}) {
   // The acquire pairs with the fence_system of announce.
   const u64 seen = load_acquire(&c.symmetric[c.rank]->announced[peer].words[seq % ANNOUNCED]);
   if ((int)((u32)(seen >> 32) - (u32)seq) < 0) {
     const int why = poll_deadline(d, c);
-    if (why) ok = broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen >> 32);
+    if (why) ok = !(why == ABORTED && knows()) && broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen >> 32);
     return !ok;
   }
   if ((u32)(seen >> 32) == (u32)seq && (u32)seen != (u32)c.fingerprint)
@@ -91,10 +100,11 @@ __device__ __forceinline__ bool poll_announcement(const CommonArguments& c, int 
 }
 
 // Wait until `peer` has announced call `seq`. False: the call was aborted.
-__device__ __forceinline__ bool await_announcement(const CommonArguments& c, int peer, u64 seq) {
+template <class Knows = KnowsNothing>
+__device__ __forceinline__ bool await_announcement(const CommonArguments& c, int peer, u64 seq, const Knows& knows = {}) {
   Deadline d = {0, 0};
   bool ok = true;
-  while (!poll_announcement(c, peer, seq, d, ok)) {}
+  while (!poll_announcement(c, peer, seq, d, ok, knows)) {}
   return ok;
 }
 
