@@ -23,7 +23,7 @@ from .context import CudaContext
 from .copies import Buckets
 from .history import CallHistory
 from .operands import OperandsInFlight
-from .other_counts import TRIED, OtherCounts
+from .other_counts import KNOWN, TRIED, OtherCounts
 from .repeating import Repeating
 
 if TYPE_CHECKING:
@@ -106,6 +106,9 @@ class CudaCalls:
         """
         if not bound.places:
             return
+        if bound.blocks:
+            self._keep_blocks(bound, args, method, stream)
+            return
         form = (*bound.places, *map(type, args))
         kind = (method, stream_address(stream), bound.stream, bound.call, *bound.registered, *form)
         tried = self._made.find(kind)
@@ -115,6 +118,14 @@ class CudaCalls:
         elif tried < TRIED:
             known = self.repeating.keep(bound, method, args, stream)
             self._made.put(kind, 0 if known else tried + 1)
+
+    def _keep_blocks(self, bound: CudaCall, args: tuple[Any, ...], method: object, stream: Any) -> None:
+        """Have C make calls like this one, of whatever lengths."""
+        kind = (method, stream_address(stream), bound.stream, bound.text, *bound.registered, *map(type, args))
+        tried = self._made.find(kind) or 0
+        if 0 <= tried < TRIED:
+            tried = -KNOWN if self.repeating.keep_blocks(bound, method, args, stream) else tried
+        self._made.put(kind, tried + 1)
 
     @cached_property
     def repeating(self) -> Repeating:

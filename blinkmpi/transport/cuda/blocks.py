@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...program.blocks import BlockMoves
 
 Ends = tuple[tuple[int, bool], ...]  # of a rank: the rank at the other end, and whether this one sends
-OWN = BLOCKS.index("own_from")
+OWN = ("own_from", "own_to", "own_bytes")  # words before the ends: the block that the rank keeps
 
 
 def ends_of(collective: str, root: int, rank: int, n: int) -> Ends:
@@ -53,5 +53,5 @@ def block_words(moves: BlockMoves, rank: int, memory_at: int, lanes: int) -> tup
 
 
 def ends_at(n: int) -> int:
-    """The word of a kernel's arguments where its ends begin; before it is what it keeps (:data:`OWN`)."""
+    """The word of a kernel's arguments where its ends begin; before it are those of :data:`OWN`."""
     return common_words(n) + len(BLOCKS)

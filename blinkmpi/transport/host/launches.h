@@ -8,7 +8,7 @@
 #include "fingerprints.h"
 
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, OF_DEVICE = 2 }; /* of CUDA: pointer attributes, a value of the first */
-enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512, GATE_THREADS = 32 };
+enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512, MOST_RANKS = 16, GATE_THREADS = 32 };
 #define MASK 0xFFFFFFFFu
 #define SPREAD 0x9E3779B1u
 
@@ -51,13 +51,14 @@ typedef struct {
   /* what is counted and looked at */
   int64_t *report;   /* of kernels: the second word is not 0 if one gave up */
   uint64_t *history; /* of the communicator's calls */
-  int64_t *starts;   /* of such calls; whether anybody will look at that again */
+  int64_t *starts;   /* of such calls; whether anybody will look at that again; bytes of calls of blocks */
   int64_t *kernels;
   /* of calls that differ in their counts: the count that the kernel is fit to, 0 if it is to none; the least and the greatest;
    * bytes of each array for each of the count, 0 in the first where the count is always the same, and of the call; the
    * fingerprints without the count, of the announcement and of the kernel */
   int64_t elements, least, most, each[MOST_ARRAYS], each_bytes;
   uint64_t form, kernel_form;
+  struct block_launch *blocks; /* of calls of blocks of whatever lengths */
 } launch_t;
 
 /* ---- calls of other counts */
@@ -180,6 +181,7 @@ static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arra
     words[m[0]][m[1]] += arrays[m[2]]->at - l->base[m[2]];
   *l->kernels += l->end - l->first;
   l->starts[0]++;
+  if (l->blocks) l->starts[2] += l->nbytes;
   Py_BEGIN_ALLOW_THREADS /* the queue of launches may be full */
   if (chain) error = l->wait(l->stream, chain, 0);
   for (int64_t p = 0; p < l->parts && !error; p++) {
