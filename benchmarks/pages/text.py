@@ -112,6 +112,18 @@ differently. On links of a DGX-1V, which kernels pace to 45 GB/s a unit of NVLin
 it; `ring`, or `rings` and `trees`, are those that NCCL builds there, by our kernels, too.
 """
 
+FSDP_LEGEND = """
+## Sharded training
+
+Steps of a transformer that `fully_shard` (FSDP2) shards, or DDP, over each library in turn, on copies of one model
+([how](../benchmarks/README.md#training)); parameters are bfloat16 in the model's products, and gradients are summed in
+the type of the row. Times are in milliseconds: a step by the GPU's events (on CPU ranks, by the host's clock), and of
+one profiled turn what kernels of each kind took in a step on rank 0. A gate is the kernel of one warp that
+[waits for all ranks](gpu.md#a-gate-before-long-calls) before a long call. Ratio is the first library's step divided by
+the line's, round by round, with the median's 95 % interval. Losses apart is how far a step's loss is from that of the
+first library at most, as a part of it.
+"""
+
 HOST_TIME_LEGEND = """
 ## Host time of GPU calls
 

@@ -169,8 +169,15 @@ class CudaContext:
                 kept = self._load(call, rule, called)
                 self._kernels.put(key, kept)
             loaded = copied(kept)
-        self._say(partial(_choice, called, rule, loaded), "INFO")
+        self._say(partial(self._choice, call, called, rule, loaded), "INFO")
         return loaded
+
+    def _choice(self, call: Call, called: Called, rule: Rule, loaded: LoadedKernel) -> str:
+        """How a call will run, and why."""
+        where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
+        gate = ", behind a gate" if self.transport.gate_of(loaded, call.nbytes) else ""
+        chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
+        return f"{called.words}: {rule.scheme}, {rule.protocol}{chunk}, {where}{gate}; {rule.reason}"
 
     def _sized(self, call: Call, rule: Rule, called: Called) -> LoadedKernel | None:
         """The kernel of a call that is made of what calls of other counts have loaded; None if there is nothing."""
@@ -452,10 +459,3 @@ class CudaContext:
 def _part(device: DeviceArray) -> tuple[int, int]:
     """Where a buffer begins and ends; one of no elements, which ``empty`` gave, has a byte."""
     return device.ptr, device.ptr + max(device.nbytes, 1)
-
-
-def _choice(called: Called, rule: Rule, loaded: LoadedKernel) -> str:
-    """How a call will run, and why."""
-    where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
-    chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
-    return f"{called.words}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}"
