@@ -83,6 +83,7 @@ COMMANDS = {
                   "these CPU ranks, and keep it for later jobs", _always, (
         "mpirun -np 8 blinkmpi tune",
         "mpirun -np 8 blinkmpi tune allreduce allgather -b 64K -e 64M",
+        "mpirun -np 2 blinkmpi tune --beside nccl",
     )),
     "top": Entry("watch running jobs on this machine", _never, ("blinkmpi top", "blinkmpi top --once --pid 4711")),
     "run": Entry("run a program of mpi4py's, unchanged, with a Communicator as its MPI.COMM_WORLD", _always),

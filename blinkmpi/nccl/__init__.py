@@ -9,5 +9,7 @@
 ``inside``      where it comes into the Python of an unchanged program
 ``opening``     how the ranks of a communicator open their GPUs together
 ``binder``      kinds of calls become records, which the door launches
+``beside``      times of these calls, and of NCCL's
+``table``       which are faster, as measured
 ``status``      whose a process's calls are, and why
 """

@@ -14,7 +14,11 @@ from uuid import uuid4
 import pytest
 
 from blinkmpi.nccl.library import LIBRARY, door
+from blinkmpi.nccl.table import Faster, FasterTable, file_of, variables
+from blinkmpi.topology.gpu_topology import from_gpus
+from blinkmpi.transport.cuda.kernels.compiler import kernels_digest
 from tests.harness import ENVIRONMENT, ROOT
+from tests.unit.topology.test_probe import recorded
 
 HERE = Path(__file__).parent
 SECONDS = 100
@@ -69,6 +73,7 @@ def ranks(
     """
     name, processes = uuid4().hex, []
     common = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "STUB_FOLDER": str(folder), **env}
+    common = {"BLINKMPI_NCCL": "all", **common}
     common |= {LIBRARY: str(folder / "libnccl.so.2"), "LD_LIBRARY_PATH": str(folder)}
     for rank in range(n):
         opened = str(door()) if library is None else library
@@ -146,6 +151,26 @@ def test_another_setting_on_one_rank_is_said_on_all(folder: Path) -> None:
     for rank in ranks(folder, 2, {"FAKE": "1"}, env):
         assert "MismatchError: rank 1 has other BLINKMPI_ variables than rank 0" in rank.errors
         assert (rank.code, rank.told["ours"]) == (0, 0)
+
+
+def test_without_a_table_all_calls_are_nccls_unless_the_user_chooses(folder: Path, tmp_path: Path) -> None:
+    env = {"FAKE": "1", "BLINKMPI_NCCL": "", "BLINKMPI_CACHE_DIR": str(tmp_path)}
+    for rank in ranks(folder, 2, env):
+        assert "no table says which calls are faster than NCCL's on 2 fake: mpirun -np 2 blinkmpi tune" in rank.errors
+        assert (rank.told["state"], rank.told["ours"]) == ("NCCL's", 0)
+
+
+@pytest.mark.parametrize(("most", "whose"), [(4096, "ours"), (8192, "NCCL's")])
+def test_with_a_table_calls_are_ours_that_its_rows_have(folder: Path, tmp_path: Path, most: int, whose: str) -> None:
+    """Rank 0's counts, wherever the others keep theirs."""
+    found = from_gpus(recorded("nvml-h200x8")[:2])
+    rows = (Faster("allreduce", "float32", most, 1.2),)
+    facts = "fake", 2, found.name, "2026-11-30", "2.28.9", variables(), kernels_digest(), ("allreduce",)
+    file_of(tmp_path, "fake", found).write_text(FasterTable(*facts, rows).to_json())
+    env = {"FAKE": "1", "BLINKMPI_NCCL": ""}
+    for rank in ranks(folder, 2, env, {0: {"BLINKMPI_CACHE_DIR": str(tmp_path)}}):
+        assert rank.told["kinds"] == [["AllReduce", "float32", "sum", 4096, whose]], rank.errors
+        assert (rank.told["ours"] > 0) == (whose == "ours")
 
 
 def test_without_cupy_or_a_gpu_all_ranks_say_so(folder: Path) -> None:
