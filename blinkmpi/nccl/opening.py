@@ -24,6 +24,7 @@ from ..topology.model import Topology
 from ..topology.probe import probe
 from ..transport.cuda.device import Gpu, device_with
 from ..transport.cuda.kernels.compiler import kernels_digest
+from ..transport.cuda.memory_layout import slots_at
 from ..transport.network.bounded import Rendezvous
 from ..transport.network.folder_store import shared_folder, sweep
 from ..transport.network.store import StoreComm
@@ -114,7 +115,7 @@ def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> Opened:
 
     context = CudaContext(
         comm, gpu, machine, plans, emulated=False, say=told, mixes=settings.graph_mixing, max_ctas=settings.max_ctas,
-        costs=costs,
+        costs=costs, symmetric_bytes=slots_at(group.n),
     )  # fmt: skip
     rows = choice.table
     if rows is None:

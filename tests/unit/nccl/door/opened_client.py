@@ -5,6 +5,7 @@ LIBRARY is what it opens by name; empty: it calls what a program calls that is l
 Its GPU is one of an H200 machine that somebody recorded, and nothing is launched. It prints how many of its calls were
 ours and what was launched, or why there were none. ``DIES=RANK:NAME``: that rank is killed when it comes to a step of
 ``opening``. ``FAILS=RANK:NAME``: the step raises. ``LEAVES=1``: it ends at once.
+``WAITS=1``: it prints "ready" and waits for a line before it ends.
 """
 
 import ctypes
@@ -55,6 +56,13 @@ def prepare(rank: int, n: int) -> Any:
     return driver
 
 
+def wait() -> None:
+    """Wait for a line, if that is wanted."""
+    if "WAITS" in os.environ:
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+
 def main(path: str, name: str, n: int, rank: int) -> None:
     from blinkmpi.nccl.status import of_process
 
@@ -70,6 +78,7 @@ def main(path: str, name: str, n: int, rank: int) -> None:
 
     if "LEAVES" in os.environ:
         call(1000)
+        wait()
         door.ncclCommDestroy(comm)
         return
     until = time.monotonic() + PATIENCE_S
@@ -88,6 +97,7 @@ def main(path: str, name: str, n: int, rank: int) -> None:
     (found,) = told.communicators
     launched = [driver.last(back)[:2] for back in range(CALLS)] if driver and found.ours else []
     words = {"state": found.state, "why": found.why, "ours": found.ours, "nccls": found.nccls, "launched": launched}
+    wait()
     kinds = [[kind.call, kind.dtype, kind.op, kind.most_bytes, kind.whose] for kind in found.kinds]
     door.ncclCommDestroy(comm)
     print(json.dumps({**words, "kinds": kinds}))

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 
+from blinkmpi.cli.main import main
 from blinkmpi.nccl.library import LIBRARY, door
 from blinkmpi.nccl.table import Faster, FasterTable, file_of, variables
 from blinkmpi.topology.gpu_topology import from_gpus
@@ -65,7 +66,22 @@ def ranks(
     folder: Path, n: int, env: Mapping[str, str], by_rank: Mapping[int, Mapping[str, str]] | None = None,
     *, before: Sequence[str] = (), library: str | None = None,
 ) -> list[Ended]:  # fmt: skip
-    """Run a client of each rank.
+    """Run a client of each rank, to its end."""
+    processes = started(folder, n, env, by_rank, before=before, library=library)
+    try:
+        told = [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [Ended(p.returncode, *both) for p, both in zip(processes, told, strict=True)]
+
+
+def started(
+    folder: Path, n: int, env: Mapping[str, str], by_rank: Mapping[int, Mapping[str, str]] | None = None,
+    *, before: Sequence[str] = (), library: str | None = None,
+) -> list[Any]:  # fmt: skip
+    """A client of each rank.
 
     Args:
         before: words in front of its command.
@@ -79,15 +95,9 @@ def ranks(
         opened = str(door()) if library is None else library
         words = [*before, sys.executable, str(HERE / "opened_client.py"), opened, name, str(n), str(rank)]
         own = {**common, **(by_rank or {}).get(rank, {})}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         processes.append(subprocess.Popen(words, env=own, cwd=ROOT, text=True, **pipes))  # type: ignore[call-overload]
-    try:
-        told = [process.communicate(timeout=SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [Ended(p.returncode, *both) for p, both in zip(processes, told, strict=True)]
+    return processes
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -107,6 +117,37 @@ def test_the_command_runs_programs_that_are_linked_and_those_that_open_by_name(f
     for rank in found:
         assert (rank.code, rank.errors, rank.told["state"]) == (0, "", "open")
         assert rank.told["ours"] > CALLS
+
+
+@pytest.mark.parametrize("chosen", ["all", "off"])
+def test_a_running_process_is_asked_whose_its_calls_are(
+    folder: Path, chosen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = {"FAKE": "1", "WAITS": "1", "BLINKMPI_NCCL": chosen}
+    if chosen == "off":
+        env["LEAVES"] = "1"
+    processes = started(folder, 2, env, before=[sys.executable, "-m", "blinkmpi", "nccl", "run"], library="")
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        pid = processes[1].pid
+        assert main(["nccl", "status", str(pid), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert main(["nccl", "status", str(pid)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+    finally:
+        for process in processes:
+            process.communicate("\n", timeout=SECONDS)
+    assert told["pid"] == pid
+    if chosen == "off":
+        assert (told["why"], told["communicators"]) == ("BLINKMPI_NCCL=off", [])
+        assert shown == f"All calls of process {pid} are NCCL's: BLINKMPI_NCCL=off."
+        return
+    (comm,) = told["communicators"]
+    assert (comm["state"], comm["ranks"], comm["rank"], comm["why"]) == ("open", 2, 1, "")
+    assert comm["ours"] == comm["kinds"][0]["ours"] > CALLS
+    assert f"rank 1 of 2, open: {comm['ours']} calls ours, {comm['nccls']} NCCL's" in shown
+    assert "AllReduce float32 sum" in shown
 
 
 def test_a_program_may_end_while_its_gpus_are_opened(folder: Path) -> None:
