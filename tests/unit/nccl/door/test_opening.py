@@ -30,6 +30,19 @@ CUDA = """
 int cuCtxGetDevice(int *device) { return *device = 0, 0; }
 int cuDeviceGetUuid_v2(unsigned long *uuid, int device) { return uuid[0] = getpid(), uuid[1] = device, 0; }
 """
+AT_END = """
+#include <stddef.h>
+#include <stdio.h>
+static void *comm, *buffer[1 << 10];
+static int (*make)(const void *, void *, size_t, int, int, void *, void *), (*ask)(void *, int *);
+void at_end(void *c, void *call, void *error) { comm = c, make = call, ask = error; }
+__attribute__((destructor)) static void end(void) {
+  int error = -1;
+  if (!comm) return;
+  const int made = make(buffer, buffer, 1000, 7, 0, comm, NULL), asked = ask(comm, &error);
+  printf("at the end: %d %d %d\\n", made, asked, error);
+}
+"""
 pytestmark = [pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"), pytest.mark.slow]
 
 
@@ -148,6 +161,16 @@ def test_a_running_process_is_asked_whose_its_calls_are(
     assert comm["ours"] == comm["kinds"][0]["ours"] > CALLS
     assert f"rank 1 of 2, open: {comm['ours']} calls ours, {comm['nccls']} NCCL's" in shown
     assert "AllReduce float32 sum" in shown
+
+
+def test_calls_that_are_ours_stay_so_when_python_has_ended(folder: Path) -> None:
+    """As of torch's threads, which ask for errors until the process has gone."""
+    made = folder / "at_end.so"
+    words = ["cc", "-shared", "-fPIC", "-o", str(made), "-x", "c", "-"]
+    subprocess.run(words, input=AT_END, text=True, check=True, timeout=SECONDS)
+    for process in started(folder, 2, {"FAKE": "1", "AT_END": str(made)}):
+        output, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, output, errors) == (0, "kept\nat the end: 0 0 0\n", "")
 
 
 def test_a_program_may_end_while_its_gpus_are_opened(folder: Path) -> None:
