@@ -322,15 +322,21 @@ class CudaContext:
 
     def _fill_blocks(self, blocks: InBlocks, called: Called, timeout_s: float) -> LoadedKernel:
         """The kernel of a call of blocks with its buffers among its arguments."""
-        loaded = self.transport.load_blocks(blocks.moves, called)
         send, recv = (b.ptr if isinstance(b, DeviceArray) else 0 for b in (blocks.send, blocks.recv))
+        if blocks.counts is None:
+            loaded = self.transport.load_blocks(blocks.moves, called)
+        else:
+            ends, at = [cast(DeviceArray, b) for b in (blocks.send, blocks.recv)], blocks.counts
+            places = 0 if at.places is None else at.places.ptr
+            sizes = ends[0].itemsize, ends[0].size, ends[1].size
+            loaded = self.transport.load_blocks(blocks.moves, called, (*sizes, at.counts.ptr, at.told.ptr, places))
         self.transport.fill(loaded, send, recv, 0, 0, timeout_s)
         self._say(lambda: f"{called.words}: from GPU to GPU in {self.transport.block_lanes} lanes", "INFO")
         return loaded
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory that is not this GPU's, whatever the object says that shows it."""
-        for buffer in (ready.send, ready.recv):
+        for buffer in (ready.send, ready.recv, *_counts(ready)):
             if isinstance(buffer, DeviceArray) and buffer.size and (why := self.gpu.why_not_here(buffer.ptr)):
                 raise BufferTypeError(
                     f"{name}: a buffer is not this GPU's memory: {why}. Make arrays when the Communicator is there, "
@@ -339,7 +345,7 @@ class CudaContext:
 
     def stream_of(self, ready: Prepared) -> int:
         """The stream that a call's buffers were made on."""
-        first, *others = (b.stream for b in (ready.recv, ready.send) if isinstance(b, DeviceArray))
+        first, *others = (b.stream for b in (ready.recv, ready.send, *_counts(ready)) if isinstance(b, DeviceArray))
         for other in set(others) - {first}:
             self.gpu.after(first, other)
         return first
@@ -458,6 +464,11 @@ class CudaContext:
             self.pool.leave(mapped=mapped)
         self._kernels.clear()
         self._buffers = {}
+
+
+def _counts(ready: Prepared) -> tuple[DeviceArray, ...]:
+    """The lengths of a call that lie in GPU memory."""
+    return ready.blocks.counts.arrays if ready.blocks and ready.blocks.counts else ()
 
 
 def _part(device: DeviceArray) -> tuple[int, int]:
