@@ -154,7 +154,7 @@ class Collectives:
     def Igatherv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
-        """Non-blocking :meth:`Gatherv`; in GPU memory it begins when all ranks have come."""
+        """Non-blocking :meth:`Gatherv`."""
         return self._start(mpi.GATHERV, (sendbuf, recvbuf, root), timeout, stream)
 
     def Scatterv(
@@ -166,7 +166,7 @@ class Collectives:
     def Iscatterv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
-        """Non-blocking :meth:`Scatterv`; in GPU memory it begins when all ranks have come."""
+        """Non-blocking :meth:`Scatterv`."""
         return self._start(mpi.SCATTERV, (sendbuf, recvbuf, root), timeout, stream)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
@@ -197,7 +197,7 @@ class Collectives:
         self._call(mpi.ALLTOALLV, (sendbuf, recvbuf), timeout, stream)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
-        """Non-blocking :meth:`Alltoallv`; in GPU memory it begins when all ranks have come."""
+        """Non-blocking :meth:`Alltoallv`."""
         return self._start(mpi.ALLTOALLV, (sendbuf, recvbuf), timeout, stream)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None) -> None:

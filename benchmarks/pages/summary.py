@@ -94,8 +94,8 @@ def gpu_messages(document: dict[str, Any]) -> Iterator[str]:
     for pattern in dict.fromkeys(row["pattern"] for row in rows):
         for kind in ("us", "graph_us", "host_us"):
             times = [row[kind] for row in rows if row["pattern"] == pattern]
-            ratios = (us["nccl"] / us["ours"] for us in times)
-            yield f"{pattern} {kind}: {' '.join(f'{ratio:.2f}' for ratio in ratios)}"
+            ratios = (us["nccl"] / us["ours"] if "nccl" in us else None for us in times)
+            yield f"{pattern} {kind}: {' '.join('-' if ratio is None else f'{ratio:.2f}' for ratio in ratios)}"
 
 
 def groups(document: dict[str, Any]) -> Iterator[str]:

@@ -135,9 +135,12 @@ GPU_MESSAGES_LEGEND = """
 ## Messages between GPUs
 
 torch's sends and receives of plain bfloat16 tensors: in an exchange every rank sends to the next one and receives from
-the one before, in a batch; one way each even rank sends to the next one. Times of a turn are in microseconds: on a
-stream, one turn behind another; in a CUDA graph; and of the host, to put a turn on its streams. Ratio is NCCL's time,
-in torch's process group, divided by ours.
+the one before, in a batch; one way each even rank sends to the next one. An alltoallv is `all_to_all_single` with split
+sizes, of the same lengths in each turn or of new ones; size is what a rank sends. Experts are tokens of 7168 elements
+that go to the ranks of their experts and back: ours with counts in GPU memory, NCCL's with an exchange of the counts
+before, for which the host waits and which no graph can have. Times of a turn are in microseconds: on a stream, one turn
+behind another; in a CUDA graph; and of the host, to put a turn on its streams. Ratio is NCCL's time, in torch's process
+group, divided by ours.
 """
 
 BESIDE_COMPUTE_LEGEND = """
