@@ -87,7 +87,13 @@ class CudaContext:
         self.gpu, self.machine, self.planned, self.emulated, self.here = gpu, machine, plans, emulated, here
         self.crossing, self.costs = crossing, costs
         self.transport = CudaTransport(
-            comm, gpu, names=here, aware=aware, mixes=mixes, max_ctas=max_ctas, gate_from=None if here else gate_from,
+            comm,
+            gpu,
+            names=here,
+            aware=aware,
+            mixes=mixes,
+            max_ctas=max_ctas,
+            gate_from=None if here else gate_from,
             symmetric_bytes=symmetric_bytes,
         )
         self.rank = here[comm.rank] if here else comm.rank
