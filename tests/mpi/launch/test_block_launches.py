@@ -152,21 +152,25 @@ def test_what_c_leaves_to_python(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(2,), timeout=60)
 def test_counts_on_the_gpu(comm: MPI.Intracomm) -> None:
-    """What the kernel is told; calls of the same arrays are bound once."""
-    n, x, y = comm.size, torch.zeros(1000), torch.zeros(2000)
+    """What the kernel is told. Calls of the same counts are bound once, and C makes the third, of whatever arrays."""
+    n, x, y, other, another = comm.size, *(torch.zeros(count) for count in (1000, 2000, 1000, 2000))
     counts, told, places = (torch.zeros(n, dtype=torch.int64) for _ in range(3))
     with gpu_job(comm) as (ours, driver):
         behind = words_of(n)
         driver["words"], lanes = behind + len(COUNTED), transport_of(ours).block_lanes
         for receives, where in (([y, told], 0), ([y, (told, places)], places.data_ptr())):
-            for turn in range(3):
+            for turn in range(4):
                 bound = mock.patch.object(CudaCalls, "bind", side_effect=AssertionError("it is bound already"))
+                sent, got = (x, receives) if turn < 3 else (other, [another, *receives[1:]])
                 with bound if turn else contextlib.nullcontext():
-                    ours.Alltoallv([x, counts], receives, stream=STREAM)
+                    made = made_by_c(ours, partial(ours.Alltoallv, [sent, counts], got, stream=STREAM))
+                assert made == (turn > 1)
                 _, grid, _, _, words = driver.last()
                 assert grid == (2 * n - 1) * lanes
                 assert words[behind:] == [4, 1000, 2000, counts.data_ptr(), told.data_ptr(), where]
-                assert words[buffers_at(n) : buffers_at(n) + 2] == [x.data_ptr(), y.data_ptr()]
+                assert words[buffers_at(n) : buffers_at(n) + 2] == [sent.data_ptr(), got[0].data_ptr()]
+            assert not made_by_c(ours, partial(ours.Alltoallv, [x, counts.clone()], receives, stream=STREAM))
+        assert sum(c.bytes for c in ours.stats().collectives) == 10 * 8000
         call = partial(ours.Alltoallv, stream=STREAM)
         for wrong in (
             ([x, counts[:1]], [y, told]), ([x, counts.int()], [y, told]), ([x, counts], [y.int(), told]),
