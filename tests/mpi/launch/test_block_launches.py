@@ -14,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
+from benchmarks.fake.gpu import fake_gpus
 from blinkmpi.errors import ArgumentError, BufferTypeError
 from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.transport.cuda.blocks import ends_at
@@ -185,3 +186,21 @@ def test_counts_on_the_gpu(comm: MPI.Intracomm) -> None:
         pytest.raises(ArgumentError, match=r"here there is no NVLink; pass counts as lists"),
     ):
         ours.Alltoallv([x, counts], [y, told], stream=STREAM)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_scheme_that_was_asked_for_is_taken(comm: MPI.Intracomm) -> None:
+    """Then the ranks tell one another the lengths, and a program carries the blocks; explain says either."""
+    x, y, counts = torch.zeros(100), torch.zeros(100), [[3, 4], [5, 6]]  # from each rank to each
+    sent, got = counts[comm.rank], [row[comm.rank] for row in counts]
+    for algo, protocol, said in (
+        ("", "blocks", "Alltoallv: no trees; from GPU to GPU in 32 lanes"),
+        ("alltoall:onehop", "slots", "Alltoallv: by trees, and the ranks tell one another the lengths before"),
+    ):
+        with fake_gpus(algo), blinkmpi.Communicator(comm, algo=algo or None) as ours:
+            ours.Alltoallv([x, sent], [y, got], stream=STREAM)
+            assert said in ours.explain("alltoall", 1000)
+            assert [p.protocol for p in ours.stats().protocols] == [protocol]
+            if not algo:
+                assert "Allgatherv:" not in ours.explain("allgather", 1000)
+                assert "Gatherv: no trees" in ours.explain("gather", 1000)
