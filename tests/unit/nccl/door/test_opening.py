@@ -30,6 +30,16 @@ CUDA = """
 int cuCtxGetDevice(int *device) { return *device = 0, 0; }
 int cuDeviceGetUuid_v2(unsigned long *uuid, int device) { return uuid[0] = getpid(), uuid[1] = device, 0; }
 """
+LACKS = """
+import sys
+
+class Lacks:
+    def find_spec(self, name, path=None, target=None):
+        if name == "blinkmpi.nccl.inside":
+            raise ImportError(f"no {name} here")
+
+sys.meta_path.insert(0, Lacks())
+"""
 AT_END = """
 #include <stddef.h>
 #include <stdio.h>
@@ -178,7 +188,7 @@ def test_a_program_may_end_while_its_gpus_are_opened(folder: Path) -> None:
         assert (rank.code, rank.errors) == (0, "")
 
 
-STEPS = ("shared_folder", "agree_on_settings", "gather_gpus", "as_measured", "agree_on_plan", "CudaContext")
+STEPS = ("shared_folder", "agree_on_settings", "gather_gpus", "kept", "agree_on_plan", "CudaTransport")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -202,12 +212,19 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(folder: Path, step: str) -> 
 
 
 def test_a_rank_whose_python_lacks_a_package_leaves_all_with_nccl(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "mpi4py.py").write_text("raise ImportError('no mpi4py here')")
+    (tmp_path / "sitecustomize.py").write_text(LACKS)
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     found = ranks(folder, 2, {}, {0: {"FAKE": "1"}, 1: path})
-    assert "stay NCCL's: ImportError: no mpi4py here" in found[1].errors
+    assert "stay NCCL's: ImportError: no blinkmpi.nccl.inside here" in found[1].errors
     assert "rank 1 has not opened its GPU and will not" in found[0].errors
     assert [(rank.code, rank.told["state"], rank.told["ours"]) for rank in found] == [(0, "NCCL's", 0)] * 2
+
+
+def test_opening_imports_no_mpi() -> None:
+    """An unchanged program may have none, or begin it itself later."""
+    code = "import sys, blinkmpi.nccl.inside, blinkmpi.nccl.opening; print([m for m in sys.modules if 'mpi4py' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_another_setting_on_one_rank_is_said_on_all(folder: Path) -> None:
