@@ -19,12 +19,12 @@ from blinkmpi.nccl.table import Faster, FasterTable, file_of, variables
 from blinkmpi.topology.gpu_topology import from_gpus
 from blinkmpi.transport.cuda.kernels.compiler import kernels_digest
 from tests.harness import ENVIRONMENT, ROOT
+from tests.unit.nccl.door.left import left_behind
 from tests.unit.topology.test_probe import recorded
 
 HERE = Path(__file__).parent
 SECONDS = 100
 CALLS = 20
-SHM = Path("/dev/shm")
 CUDA = """
 #include <unistd.h>
 int cuCtxGetDevice(int *device) { return *device = 0, 0; }
@@ -71,10 +71,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
     """In /dev/shm: neither pages nor stores."""
-    pattern = f"blinkmpi-nccl-{os.getuid()}-*"
-    before = set(SHM.glob(pattern))
+    before = left_behind()
     yield
-    assert set(SHM.glob(pattern)) <= before
+    assert left_behind() <= before
 
 
 class Ended:
@@ -132,6 +131,11 @@ def test_all_ranks_open_their_gpus_and_launch_the_same_calls(folder: Path, n: in
     assert (told["state"], told["kinds"]) == ("open", [["AllReduce", "float32", "sum", 4096, "ours"]])
     assert told["ours"] > CALLS
     assert len(told["launched"]) == CALLS
+
+
+def test_a_process_may_have_several_communicators(folder: Path) -> None:
+    for rank in ranks(folder, 2, {"FAKE": "1", "COMMS": "3"}):
+        assert (rank.code, rank.errors, rank.told["all"]) == (0, "", [["open", True]] * 3)
 
 
 @pytest.mark.parametrize("library", ["", "VLLM_NCCL_SO_PATH"])
