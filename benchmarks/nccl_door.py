@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 DTYPES = ("float32", "bfloat16", "float16")
 SIZES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)  # bytes of the longer buffer
-ROUND, ROUNDS, FIRST_ROUNDS = 8, 200, 3000  # calls between two looks, and looks until a kind must be settled
+ROUND, ROUNDS, FIRST_ROUNDS = 8, 1500, 6000  # calls between two looks, and looks until a kind must be settled
 PAUSE_S = 0.01
 TIMED, IN_GRAPH, REPEATS, CHECKS = 100, 20, 5, 4
 STEPS = 40
