@@ -17,7 +17,7 @@ from blinkmpi.bench.environment import commit, hardware, versions
 from blinkmpi.transport.cuda.device import device_count
 from blinkmpi.util.settings import read
 from tests.campaign import jobs
-from tests.campaign.deadly import DEADLY
+from tests.campaign.deadly import DEADLY, GROW
 from tests.campaign.jobs import Result
 from tests.campaign.steps import Mix, settings
 from tests.harness import ENVIRONMENT
@@ -41,7 +41,8 @@ def plan(seed: int, args: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
         if args.gpus and args.seconds > 2 * JOB_S:  # among more ranks than GPUs, whose kernels take long to compile
             yield "crowded", rng.randrange(1 << 30), rng.choice(CROWDS)
         for _ in range(64 if args.faults and not args.hosts else 0):
-            yield rng.choice(list(DEADLY)), rng.randrange(1 << 30), ranks if args.gpus else rng.choice((2, 2, 3, 4))
+            known = [fault for fault in DEADLY if fault != GROW or not args.gpus]  # no rank joins on GPUs
+            yield rng.choice(known), rng.randrange(1 << 30), ranks if args.gpus else rng.choice((2, 2, 3, 4))
 
 
 def run(seed: int, args: argparse.Namespace) -> list[Result]:

@@ -3,7 +3,7 @@
 ``python -m tests.campaign.deadly BOX SEED FAULT [cupy]`` is the program of a rank: calls of random kinds and lengths,
 on host or GPU memory, amid which the fault strikes one of them. The others write the error that they raise, and how
 long they waited for it. Where a rank is ``killed_then_shrink``, they go on without it, and now and then another one is
-killed as they shrink, or soon after.
+killed as they shrink, or soon after. Where it is ``killed_then_grow``, another one that MPI starts takes its place.
 """
 
 import importlib
@@ -23,7 +23,8 @@ from typing import Any
 KINDS = ("allreduce", "broadcast", "allgather", "request")
 COUNTS = (1, 8, 1000, 40_000, 300_007, 2_000_003)
 TIMEOUT_S = 1.5  # where the deadline must pass
-SHRINK = "killed_then_shrink"
+SHRINK, GROW = "killed_then_shrink", "killed_then_grow"
+GOES_ON = SHRINK, GROW
 SECOND = 0.4  # of these jobs, in which another rank is killed, too
 SECOND_S = 0.3  # after the first error, at most
 AFTER_CALLS = 30  # that the ranks make which are left
@@ -51,6 +52,7 @@ DEADLY: Mapping[str, Deadly] = {
     "killed_at_start": Deadly(()),
     "killed_ulfm": Deadly(("PeerLost",), ft=True, fails=False),
     SHRINK: Deadly(("PeerLost",), ft=True, fails=False),
+    GROW: Deadly(("PeerLost",), ft=True, fails=False),
     "exception": Deadly(()),
     "left": Deadly(("PeerLost",), fails=False),
     "stopped_for_good": Deadly(("CollectiveTimeout",), deadline=TIMEOUT_S),
@@ -73,6 +75,10 @@ def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
     from tests.harness import NEVER_S, wait_until
 
     xp = importlib.import_module(memory)
+    if fault == GROW and (joined := blinkmpi.Communicator.join(timeout=NEVER_S)) is not None:
+        make_calls(joined, xp, int(seed))
+        joined.Free()
+        return
     algo = own.choice((None, "allreduce:^mpi;broadcast:^mpi"))
     comm = blinkmpi.Communicator(
         world, timeout=TIMEOUT_S if fault == "stopped_for_good" else NEVER_S,
@@ -83,7 +89,7 @@ def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
     comm.Barrier()
     if world.rank == victim:
         (box / "begun").touch()
-        if fault in ("killed", "killed_ulfm", SHRINK):
+        if fault in ("killed", "killed_ulfm", *GOES_ON):
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
         if fault == "stopped_for_good":
             threading.Timer(after, os.kill, (os.getpid(), signal.SIGSTOP)).start()
@@ -101,12 +107,17 @@ def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
             call(comm, kind, xp, x, i)
     except BlinkError as error:
         said: dict[str, Any] = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - since}
-        if fault == SHRINK:
-            comm, said["shrunk"] = go_on(comm, xp, int(seed), victim)
+        if fault in GOES_ON:
+            second = second_victim(int(seed), world.size, victim) if fault == SHRINK else (-1, 0.0)
+            comm, said["shrunk"] = go_on(comm, xp, int(seed), *second)
+        if fault == GROW:
+            comm = comm.grow(1, [sys.executable, "-m", "tests.campaign.deadly", *sys.argv[1:]], timeout=NEVER_S)
+            make_calls(comm, xp, int(seed))
+            said["grown"] = comm.size
         (box / f"{world.rank}.draft").write_text(json.dumps(said))
         (box / f"{world.rank}.draft").rename(box / f"{world.rank}.json")
         # who leaves first may end the job
-        left = comm.size if fault == SHRINK else world.size - 1
+        left = comm.size - (fault == GROW) if fault in GOES_ON else world.size - 1
         wait_until(lambda: len(list(box.glob("[0-9].json"))) >= left, "the other survivors have said theirs")
         comm.Free()
 
@@ -118,11 +129,22 @@ def second_victim(seed: int, n: int, first: int) -> tuple[int, float]:
     return (own.choice(others) if own.random() < SECOND and n > 2 else -1), after
 
 
-def go_on(comm: Any, xp: Any, seed: int, victim: int) -> tuple[Any, list[float]]:
-    """Make calls among the ranks that are left; gives their communicator, and how long each ``shrink`` took."""
+def make_calls(comm: Any, xp: Any, seed: int) -> None:
+    """Make the calls of ranks that nobody kills."""
+    own = random.Random(seed + comm.size)
+    for i in range(AFTER_CALLS):
+        x = xp.full(own.choice(COUNTS), comm.rank + 1.0)
+        call(comm, own.choice(KINDS), xp, x, i)
+
+
+def go_on(comm: Any, xp: Any, seed: int, second: int, after: float) -> tuple[Any, list[float]]:
+    """Make calls among the ranks that are left; gives their communicator, and how long each ``shrink`` took.
+
+    Args:
+        second: who is killed meanwhile, so many seconds ``after``; -1: nobody.
+    """
     from blinkmpi.errors import PeerLost
 
-    second, after = second_victim(seed, comm.size, victim)
     if comm.rank == second:
         threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
     left = comm.size - 1 - (second >= 0)
@@ -189,10 +211,12 @@ def judge(fault: str, box: Path, n: int, seed: int, *, rc: int, output: str) -> 
             found.append(f"rank {rank} raised nothing")
         elif said[rank]["error"] not in deadly.errors:
             found.append(f"rank {rank} raised {said[rank]['error']}: {said[rank]['text']}")
-        elif fault == SHRINK and not said[rank].get("shrunk"):
+        elif fault in GOES_ON and not said[rank].get("shrunk"):
             found.append(f"rank {rank} did not go on: {said[rank]['text']}")
-        elif fault == SHRINK and max(said[rank]["shrunk"]) > PATIENCE_S:
+        elif fault in GOES_ON and max(said[rank]["shrunk"]) > PATIENCE_S:
             found.append(f"rank {rank} shrank in {max(said[rank]['shrunk']):.1f} s")
+        elif fault == GROW and said[rank].get("grown") != n:
+            found.append(f"rank {rank} is one of {said[rank].get('grown')} in the end, not of {n}")
         elif said[rank]["seconds"] > deadly.deadline + PATIENCE_S:
             found.append(f"rank {rank} raised {said[rank]['error']} after {said[rank]['seconds']:.1f} s")
     if fault == "exception" and "ValueError: seven is not eight" not in output:

@@ -166,7 +166,7 @@ def test_what_must_come_of_a_fault_that_ends_its_job(fault: str, tmp_path: Path)
     for error, seconds, wanted in ((*deadly.errors, "none")[0], 0.5, 0), ("KeyError", 0.5, 1), (None, 99.0, 1):
         for rank in range(2):
             said: dict[str, Any] = {"error": error or (*deadly.errors, "none")[0], "text": "", "seconds": seconds}
-            said["shrunk"] = [0.1]
+            said |= {"shrunk": [0.1], "grown": 2}
             (tmp_path / f"{rank}.json").write_text(json.dumps(said))
         assert len(found()) == (wanted if deadly.errors else 0)
     assert "a call was wrong" in found(output=f"AssertionError {shown}")
