@@ -35,6 +35,8 @@ LAYOUTS = ((2, 2), (1, 2), (3, 1), (1, 1))  # ranks of each host
 def plan(seed: int, args: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
     """Draw jobs without end: (what, its seed, its number of ranks)."""
     rng = random.Random(seed)
+    while args.fault:
+        yield args.fault, rng.randrange(1 << 30), max(args.ranks) if args.gpus else rng.choice((2, 3, 4))
     while True:
         ranks = rng.choice(args.ranks)
         yield ("hosts" if args.hosts else "calls"), rng.randrange(1 << 30), ranks
@@ -52,7 +54,7 @@ def run(seed: int, args: argparse.Namespace) -> list[Result]:
     mount = jobs.may_mount() if args.faults and not args.gpus else False
     if args.faults and not args.gpus and not mount:
         print("namespaces are forbidden here, so /dev/shm is never full", flush=True)
-    share = DEADLY_SHARE if args.faults else 0.0
+    share = 1.0 if args.fault else DEADLY_SHARE if args.faults else 0.0
     for what, one, ranks in plan(seed, args):
         left = args.seconds - (time.monotonic() - began)
         if left < 2.0 and results:
@@ -153,6 +155,7 @@ def main() -> int:
     parser.add_argument("--gpus", action="store_true", help="on GPU memory")
     parser.add_argument("--hosts", action="store_true", help="on two hosts, made of namespaces")
     parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--fault", choices=DEADLY, help="only jobs that this fault ends")
     parser.add_argument("--job", type=int, help="only the job of this seed, which a campaign has printed")
     parser.add_argument("--steps", type=int, default=1 << 60, help="of a job, at most")
     parser.add_argument("-o", metavar="FILE", help="write what was done as JSON")
