@@ -62,7 +62,7 @@ def takes_blocks(context: Context, collective: str) -> bool:
     options, settings = context.options, context.settings
     if context.host.block_memory is None or context.host.window.full:
         return False
-    if context.gpus is not None:  # then what is said of plans is about GPUs
+    if context.gpus is not None:  # the plans given or asked for are then those of the GPUs
         return True
     algo = settings.algo if options.algo is None else options.algo
     asked = _asked(algo, tuple(made.collective for made in options.algorithms))
@@ -94,7 +94,7 @@ def _with_numbers(
     try:
         rows = sequence.numbers_of_all(ready.numbers, timeout_s, collective)
     except PeerDelegates:
-        sequence.seq -= 1  # of the call that is made: the one that was entered
+        sequence.seq -= 1  # the announcement took this call's number, so the call takes it again
         return DelegatedByPeer(BY_A_PEER)
     try:
         return ready.with_numbers(rows)
@@ -116,7 +116,7 @@ def _planned(sequence: CallSequence, ready: Prepared, timeout_s: float) -> Prepa
         return DelegatedByPeer(BY_A_PEER)
     began = time.monotonic()
     with Fatal(sequence, Exception), context.rendezvous.doing(f"planning of {describe(call)}", timeout_s):
-        plans.add(call.collective, call.root)  # all ranks know what it raises
+        plans.add(call.collective, call.root)  # an error in it is raised on every rank
     seconds = time.monotonic() - began
     context.say(lambda: f"planned for {describe(call)} and the like in {seconds:.3f} s", "INFO")
     return ready

@@ -66,6 +66,6 @@ def enter_group(sequence: CallSequence, what: str, group: MPI.Group, tag: int) -
     ranks = [int(r) for r in MPI.Group.Translate_ranks(group, list(range(group.size)), mine)]
     mine.Free()
     if MPI.UNDEFINED in ranks or context.rank not in ranks:
-        return  # which is MPI's to refuse
+        return  # MPI refuses it
     with Fatal(sequence):
         Members(context.mpi.private, Rendezvous(what, context.timeout_s, context.slow), ranks, tag).Barrier()

@@ -66,7 +66,7 @@ def guard(own: Callable[..., Any]) -> Callable[..., Any]:
     much as this.
     """
     parameters = inspect.signature(own).parameters
-    if not set(BUFFERS) & set(parameters):  # Message.recv, which Comm.recv is not like
+    if not set(BUFFERS) & set(parameters):  # Message.recv has no buffer argument, unlike Comm.recv
         return own
     defaults = {f"_{p.name}": p.default for p in parameters.values() if p.default is not p.empty}
     text = TEMPLATE.format(

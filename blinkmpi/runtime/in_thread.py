@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-MOMENT_S = 1e-3  # that one look waits
+MOMENT_S = 1e-3  # length of one wait
 T = TypeVar("T")
 
 

@@ -17,7 +17,7 @@ from ...util.together import Comm, allgather
 
 OWN = f"{PREFIX}CUDA_AWARE"
 VENDORS = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
-Rungs = Sequence[tuple[str, str]]  # who is asked; yes, no or absent
+Rungs = Sequence[tuple[str, str]]  # (source that is asked, its answer: yes, no or absent)
 
 
 def ladder(mpi: Any, path: str, env: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:

@@ -26,7 +26,7 @@ from ...transport.host.transport import HostTransport
 if TYPE_CHECKING:
     from .context import CudaContext
 
-KINDS = 1024  # of calls that are known at a time
+KINDS = 1024  # kinds of calls that are known at a time
 
 
 class Starts(ctypes.Structure):
@@ -120,7 +120,7 @@ class StartedCalls:
                 nbytes[name] += each * moved
                 calls[name] += times
 
-        alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by the trees that carry anything
+        alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by template and the trees that carry anything
         made: Counter[tuple[Template, frozenset[int]]] = Counter()
         for call, protocol, times, template in self._taken():
             nbytes["collective", call.collective] += times * call.nbytes

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..sequence import CallSequence
     from .context import CudaContext
 
-HELD = 64  # started calls whose own memory is kept
+HELD = 64  # memory of ours is kept for so many started calls
 SPREAD = 0x9E3779B1  # odd, so that histories that differ once never meet again through equal calls
 
 

@@ -29,7 +29,7 @@ from .history import CallHistory
 from .in_flight import CallInFlight
 from .operands import OperandsInFlight
 
-RECENT = 64  # counts after which one is as new
+RECENT = 64  # a count that was not used for so many others counts as new
 
 
 class Launch:

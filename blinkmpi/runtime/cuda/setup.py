@@ -74,7 +74,7 @@ def open_gpus(
             gpu, facts = None, str(error)
     try:
         found, reason = gather_gpus(comm, node, facts, per_gpu=settings.ranks_per_gpu)
-    except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
+    except TopologyError as error:  # raised on all ranks, for example for two of them on one GPU
         found, reason = None, str(error)
     if isinstance(facts, str) or found is None:
         if comm.rank == 0:
@@ -96,7 +96,7 @@ def open_gpus(
     context, refused = None, ""
     sharing = max(Counter((d.host, d.bus) for d in found.devices).values())
     if sharing > 1 and not max_ctas:
-        max_ctas = max(1, default_max_ctas(gpu.sms) // sharing)  # so that the kernels of all fit beside one another
+        max_ctas = max(1, default_max_ctas(gpu.sms) // sharing)  # the kernels of all ranks must fit on the GPU at once
     try:
         context = CudaContext(
             node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,

@@ -211,7 +211,7 @@ def _read(by: PinnedCopies, spec: Any, method: str, name: str, *, writable: bool
     if isinstance(kind, str):
         kind = MPI._typedict.get(kind, MPI.BYTE)
     size = 0 if kind == MPI.DATATYPE_NULL else kind.Get_size()
-    if size != buffer.array.itemsize:  # MPI has no such type
+    if size != buffer.array.itemsize:  # MPI lacks the element type: it is sent as bytes
         kind = MPI.BYTE
     return Staged(np.empty(0, np.uint8), by.located(buffer.array, named), kind)
 

@@ -67,7 +67,7 @@ def enter(sequence: CallSequence, timeout_s: float) -> None:
         MismatchError, RemoteError: if others make another call; then it lives.
     """
     if sequence.dead is None:
-        with suppress(CollectiveTimeout, PeerLost):  # which is what the ranks shrink for
+        with suppress(CollectiveTimeout, PeerLost):  # lost ranks are why the others shrink
             sequence.drain()
             with Fatal(sequence):
                 sequence.host.barrier(sequence.next(), Called("shrink()"), timeout_s)

@@ -47,7 +47,7 @@ def _alone(name: str) -> Iterator[None]:
         folder = cache_dir()
         make_folder(folder)
         file = open(folder / f"{name}.lock", "w", encoding="utf-8")  # noqa: SIM115
-    except (OSError, SettingsError):  # each compiles for itself, wherever it can
+    except (OSError, SettingsError):  # no shared place: each rank compiles for itself
         yield
         return
     with file:

@@ -6,13 +6,13 @@
 #pragma once
 #include "block_kinds.h"
 
-enum { LINE_BYTES = LINE_WORDS * sizeof(int64_t), CHUNK_STEP = 64 }; /* elements by which chunks grow */
+enum { LINE_BYTES = LINE_WORDS * sizeof(int64_t), CHUNK_STEP = 64 }; /* chunks are multiples of so many elements */
 enum { OF_COUNT, OF_SLOT, FIRST_BORDER }; /* values */
 enum { NUMERATOR, DENOMINATOR, SHARED_BY, BORDER_WORDS };
 enum { SPAN_FIRST, SPAN_END, SPAN_WORDS };
 enum { TARGET, CONSTANT, TERMS, SUM_WORDS }; /* of a sum, before its (value, times) */
 
-typedef struct count_kind { /* what Python says of it (count_kind.py) */
+typedef struct count_kind { /* made by Python (count_kind.py) */
   int64_t item, width;      /* bytes of an element of a buffer, and of one in a slot */
   int64_t buffers;          /* arguments that are buffers: the first one or two */
   int64_t least, most;      /* counts */
@@ -89,7 +89,7 @@ static int fill_counts(count_kind_t *k, call_t *call, const arguments_t *r, cons
     if (elements[i] != count * k->each[i]) return 0;
   if (count == k->count) return 1;
   write_words(k, count, 0);
-  if (count > k->count) call->readable = 0; /* it was tried of fewer bytes */
+  if (count > k->count) call->readable = 0; /* readability was tried on fewer bytes */
   call->fingerprint = with_count(k->form, count);
   write_count(call->body, call->body_bytes, count);
   k->count = count;
