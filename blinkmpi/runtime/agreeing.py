@@ -1,4 +1,4 @@
-"""What the ranks agree on before a call can be bound: lengths that they tell one another, and its part of the plan."""
+"""What the ranks exchange before a call can be bound: lengths of blocks, and the part of the plan that it needs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``Binder`` makes of arguments a call that can be started: to a program, a kernel, or MPI's own collective.
+"""``Binder`` turns arguments into a call that can be started: by a program, a kernel, or MPI's own collective.
 
-A rank whose arguments are wrong has a call, too, by which all ranks learn of it. What is bound is kept for the same
-arguments: C keeps calls on host memory, and those of blocks and counts of which only the lengths are others.
+Wrong arguments are bound, too, to a call by which all ranks learn of the error. Bound calls are kept for later calls
+with the same arguments: C keeps those on host memory, also for calls that differ in lengths or counts alone.
 """
 
 from __future__ import annotations

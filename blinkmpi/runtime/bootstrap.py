@@ -1,4 +1,4 @@
-"""What the ranks settle together when a Communicator is made: settings, arguments, machine, plan.
+"""What the ranks agree on when a Communicator is made: settings, arguments, machine, plan.
 
 Each rank does its part and tells the others how it went, so that what fails on
 one rank is an error on all of them, and none hangs. The communicator is handed

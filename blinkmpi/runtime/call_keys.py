@@ -1,4 +1,4 @@
-"""What a call is found by when it is made again: a look at its arguments that takes less than reading them does."""
+"""The cache key of a call in Python: cheaper than parsing its arguments."""
 
 from __future__ import annotations
 

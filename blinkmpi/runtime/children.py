@@ -1,4 +1,4 @@
-"""Communicators that are made of the ranks of another one: MPI makes them, and they open at their first call of ours.
+"""Communicators made from another one (``Split``, ``Dup``): MPI makes them, and their first call of ours opens them.
 
 What the ranks of a communicator have found out together holds for a part of them, too: settings, machine, rates, what
 they can do and how they plan. So a child finds out nothing anew. It takes a place in its parent's memory, and its plans

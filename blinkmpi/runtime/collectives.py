@@ -1,4 +1,4 @@
-"""mpi4py's methods that we implement (Allreduce, Bcast, ...): for each how its arguments are checked, and MPI's own."""
+"""mpi4py's collectives that we implement: for each the function that checks its arguments, and MPI's own method."""
 
 from __future__ import annotations
 

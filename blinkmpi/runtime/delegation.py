@@ -1,4 +1,4 @@
-"""What MPI must find equal on all ranks in a call that it makes, in words: the ranks compare them before it begins.
+"""Compare what must be equal on all ranks before MPI makes a call: operation, root, element type and lengths.
 
 MPI's own collectives wait without a deadline, or return what is no sum, where the ranks' operation, root, element type
 or lengths differ. Of a datatype the bytes are told, and in reductions the basic types that it is of.

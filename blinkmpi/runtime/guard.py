@@ -1,4 +1,4 @@
-"""MPI's own methods, which GPU memory must not reach unless this MPI takes it: the table, and what each does with it.
+"""Guard MPI's own methods against GPU memory that this MPI does not take: the table of methods, and what each does.
 
 An MPI that does not take GPU memory dies of SIGSEGV. So a guarded method looks at its arguments first. Those in host
 memory go on to mpi4py's method as they are. With GPU memory among them the method is passed on where MPI is known to

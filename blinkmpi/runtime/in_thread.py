@@ -1,4 +1,4 @@
-"""Work that waits without a deadline, as some calls of MPI's do, in a thread that is polled."""
+"""Run a call that has no deadline, such as MPI's ``Spawn``, in a thread, and poll it."""
 
 from __future__ import annotations
 

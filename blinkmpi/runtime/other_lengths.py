@@ -1,4 +1,4 @@
-"""Calls that differ from earlier ones in lengths alone: blocks of other lengths, and other counts.
+"""Hand calls on host memory that differ in lengths or counts alone to C.
 
 Lengths are arguments of a program to C (``block_kinds.h``, ``count_kinds.h``), once Python has made what C fills in. It
 is made of a call of blocks at once, and of others at their second count, for most programs never change theirs.

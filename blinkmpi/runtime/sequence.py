@@ -1,4 +1,4 @@
-"""``CallSequence``: the calls of a communicator, one behind another: each has a number, and one may end all of them.
+"""``CallSequence``: numbers and orders the calls of a communicator, and ends it after a failed one.
 
 A call takes the next number where it is started; every transport compares it with the peers' before data is touched.
 Non-blocking calls that were begun before are waited for, so that no call overtakes another. After an error in the

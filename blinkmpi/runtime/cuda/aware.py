@@ -1,4 +1,4 @@
-"""Whether MPI takes GPU memory: who says so, and what the ranks agree on.
+"""Whether MPI takes GPU memory: the sources that say so, in order, and what the ranks agree on.
 
 Nothing is tried here, because an MPI that does not take it dies of SIGSEGV; ``blinkmpi doctor`` tries it in a child
 job. mpi4py's module and the communicator are handed in.

@@ -1,4 +1,4 @@
-"""The calls of a communicator on GPU memory: bind them, or make them of earlier ones, and keep what they need."""
+"""The calls of a communicator on GPU memory: bind them, reuse earlier ones, and keep their operands alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on GPU memory as they are counted: a number for each kind of call, and bytes by link when somebody asks.
+"""Count calls on GPU memory: one counter for each kind of call; bytes by link are computed when somebody asks.
 
 A start of a kernel takes a few microseconds, so it adds one to a number. What a kind of call moves follows from its
 program, where it goes through slots; packets and ``direct`` have none, so of these only calls are counted.

@@ -1,4 +1,4 @@
-"""What the calls on GPU memory of a communicator have in common: their number among the ranks, and what they leave."""
+"""What a communicator's calls on GPU memory share: their numbers, the memory that they hold, and their counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on streams that differ from earlier ones in their counts alone: C is told of them at their second count."""
+"""Hand calls on streams that differ in their counts alone to C, at the second count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on streams that C makes again by itself, of arrays at whatever addresses: what it needs of them."""
+"""What C needs to launch a kept call again, with arrays at other addresses."""
 
 from __future__ import annotations
 

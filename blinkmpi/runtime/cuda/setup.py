@@ -1,4 +1,4 @@
-"""Take a GPU for each rank, if every rank has one, and find out together what they make.
+"""Take a GPU for each rank, if every rank has one, and find together the machine that they make up.
 
 What only ranks with GPUs need is imported when they are found.
 """

@@ -1,4 +1,4 @@
-"""Point-to-point of GPU memory by an MPI that does not take it: through pinned host memory.
+"""Point-to-point of GPU memory through pinned host memory, for an MPI that does not take GPU memory.
 
 What is sent is copied to the host before MPI is called; what is received is copied to the GPU when MPI has it, as many
 bytes as came. A non-blocking call gives a request of our own, which :class:`Poller`'s thread ends when the bytes are on

@@ -1,4 +1,4 @@
-"""Ranks that MPI's launcher has started: duplicates of their communicator, and the end of their job."""
+"""Ranks that MPI's launcher has started: duplicates of their communicator, and ending the job."""
 
 from __future__ import annotations
 

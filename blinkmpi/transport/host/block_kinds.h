@@ -1,5 +1,5 @@
-/* Calls of blocks that were made before with other lengths: lengths and places are numbers among the arguments, so C fills
- * the table of such a call (blocks.h) from them, and checks what Python would have checked.
+/* Make calls of blocks whose like was made before with other lengths: lengths and places are numbers among the arguments,
+ * so C fills the table of such a call (blocks.h) from them, and checks what Python would have checked.
  *
  * An entry of a kind is found by all that its calls are found by but these numbers and the lengths of their buffers. When it
  * is made, it is filled from the arguments of the call that Python has bound, and kept if that comes out as Python's table. */

@@ -1,4 +1,4 @@
-"""Where blocks lie between the ranks of a node in a call of blocks (``blocks.h``), and how long they may be there."""
+"""The slots and rings of a call of blocks (``blocks.h``) in the shared window, and which lengths take which."""
 
 import numpy as np
 from numpy.typing import NDArray

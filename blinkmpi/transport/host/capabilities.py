@@ -1,4 +1,4 @@
-"""What the ranks of a node can do, agreed by all of them as the transport opens: executor and protocol."""
+"""Agree on executor and protocol as the transport opens: whether all ranks have C, and can read one another."""
 
 from __future__ import annotations
 

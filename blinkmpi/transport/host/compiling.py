@@ -1,4 +1,4 @@
-"""A library of ours that takes long to compile: another process does it, and nobody waits.
+"""Compile a library in another process, without waiting for it.
 
 That process imports neither MPI nor torch, since it runs beside ranks of MPI.
 """

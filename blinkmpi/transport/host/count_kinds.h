@@ -1,5 +1,5 @@
-/* Calls that were made before with other counts: each word of such a call that depends on the count is a sum of a few
- * values, which follow from the count as program/by_count.py says. count_kind.py finds the sums.
+/* Make calls whose like was made before with another count. Each word of such a call that depends on the count is a sum of
+ * a few values, which follow from the count as program/by_count.py says; count_kind.py finds the sums.
  *
  * An entry of a kind is found by all that its calls are found by but the counts and the lengths of their buffers. There may be
  * several of the same: for other counts, and for calls that are under way at the same time. */

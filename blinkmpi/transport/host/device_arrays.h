@@ -1,4 +1,4 @@
-/* Arrays on a GPU, and streams, as users pass them: read without Python of ours. launches.h launches calls on them. */
+/* Read arrays on a GPU, and streams, as users pass them, without our Python code; launches.h launches calls on them. */
 #pragma once
 #include "objects.h"
 

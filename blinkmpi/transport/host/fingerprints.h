@@ -1,4 +1,4 @@
-/* Fingerprints of what ranks announce: as announcement.py has them. */
+/* Fingerprints of announcements, the same as those of announcement.py. */
 #pragma once
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-/* Calls that were made before, as they are kept: one table for each communicator.
+/* The table of a communicator's kept calls, by which later ones are made without Python.
  *
  * What makes two calls the same is in arguments.h: everything but where their buffers lie. An entry keeps the objects that
  * it is found by, so that no other object can take their place, and nothing of the user's buffers: each time the words of

@@ -1,4 +1,4 @@
-"""What launches.h takes of a call on GPU memory, to launch its kernels again without Python."""
+"""The launch_t of a call on GPU memory, by which launches.h launches its kernels again without Python."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-/* Non-blocking calls: begun in order, and moved on by whoever comes by.
+/* Non-blocking calls: begun in order, and advanced by any thread that waits, tests or calls.
  *
  * A communicator has a queue of them. Whoever owns the queue runs its first call as far as it goes, then the next one: the
  * user's thread as it begins one, waits or tests; any thread that waits inside MPI, where this MPI lets us know of it; and

@@ -1,4 +1,4 @@
-"""Non-blocking calls that C begins and moves on (pending_calls.h): what it needs, and their thread."""
+"""Python's side of the non-blocking calls that C begins and advances (pending_calls.h), and their thread."""
 
 from __future__ import annotations
 

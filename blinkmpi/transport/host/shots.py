@@ -1,4 +1,4 @@
-"""What calls in one shot send to other nodes, for the C executor: one message a node, announcement and data in one.
+"""Messages of calls in one shot between nodes, for the C executor: each has the announcement and the data of a node.
 
 The first rank of a node sends each other node the slots of its node's ranks, behind a line with the number and the
 fingerprint of the call (``program/partition.py`` lays them out), and marks that node's ranks as entered when theirs has

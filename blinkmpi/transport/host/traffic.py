@@ -1,4 +1,4 @@
-"""What a program moves on one rank, by name of a counter: pure. What it does by row, for the trace."""
+"""Bytes that a program moves on one rank, by name of a counter; and what each of its rows does, for the trace."""
 
 from __future__ import annotations
 
