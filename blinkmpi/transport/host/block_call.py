@@ -1,6 +1,6 @@
 """A call of blocks on CPU ranks of one node (``blocks.h``): its table, bound to buffers and a deadline.
 
-Lengths are not exchanged first. C compares sums of all lengths when all ranks have entered the call. If two ranks expect
+C compares sums of all lengths when all ranks have entered the call; lengths are not exchanged. If two ranks expect
 different lengths, all ranks come back to Python and call ``differ``, which raises.
 """
 
