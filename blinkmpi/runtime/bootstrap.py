@@ -128,7 +128,7 @@ def agree_on_settings(comm: Comm, options: Options) -> Settings:
 
 
 def own_settings() -> Settings:
-    """This process's settings before the ranks have settled them; the defaults where they are wrong."""
+    """This process's settings before the ranks have agreed on them; the defaults where they are wrong."""
     try:
         return read()
     except SettingsError:

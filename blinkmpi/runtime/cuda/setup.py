@@ -81,7 +81,7 @@ def open_gpus(
             log(settings, "INFO", f"no GPUs: {reason}")
         return None, reason
     from ...transport.cuda.memory_layout import default_max_ctas
-    from .aware import agree, ladder, library_path
+    from .aware import agree, answers_of, library_path
     from .context import CudaContext
 
     gpu = gpu or Gpu(device)
@@ -90,7 +90,9 @@ def open_gpus(
     machine = given or found
     emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
     several = node.size < comm.size
-    aware, crossing = agree(comm, settings.cuda_aware, lambda: ladder(MPI, library_path())) if several else (False, "")
+    aware, crossing = (
+        agree(comm, settings.cuda_aware, lambda: answers_of(MPI, library_path())) if several else (False, "")
+    )
     here = tuple(allgather(node, comm.rank, int)) if several else ()
     plans = plan(machine, gpu, emulated)
     context, refused = None, ""
