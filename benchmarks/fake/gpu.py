@@ -196,11 +196,12 @@ class FakeGpu:
 
 
 @contextlib.contextmanager
-def fake_gpus(algo: str = "") -> Iterator[FakeDriver]:
+def fake_gpus(algo: str = "", gate_from: int | None = None) -> Iterator[FakeDriver]:
     """Communicators that are made within this have GPUs of an H200 machine, whose memory torch's tensors lie in.
 
     Args:
         algo: as in ``BLINKMPI_ALGO``.
+        gate_from: as in ``BLINKMPI_GATE_FROM``.
     """
     import torch
 
@@ -208,7 +209,8 @@ def fake_gpus(algo: str = "") -> Iterator[FakeDriver]:
         topology = modify(machine("hgx-h200"), gpus=",".join(map(str, range(comm.size))))
         plans = PlanOnDemand(comm, topology, make_plan(topology, gpus="onehop", algo=algo))
         gpu: Any = FakeGpu(driver)
-        return CudaContext(comm, gpu, topology, plans, emulated=False, say=lambda text, level: None), ""
+        say: Any = lambda text, level: None  # noqa: E731
+        return CudaContext(comm, gpu, topology, plans, emulated=False, say=say, gate_from=gate_from), ""
 
     def current_stream(*_: Any) -> int:
         return driver["current_stream"]

@@ -130,13 +130,17 @@ class BinderStruct(ctypes.Structure):
 
 
 class Group(NamedTuple):
-    """A communicator: a name that no other one has, the UUID of this rank's GPU, and its ranks' processes."""
+    """A communicator: a name that no other one has, the UUID of this rank's GPU, and its ranks' processes.
+
+    ``lost`` says while it is being opened which rank will not open it any more; None as far as is known.
+    """
 
     n: int
     rank: int
     name: str
     gpu: bytes
     pids: tuple[int, ...]
+    lost: Callable[[], int | None] = lambda: None
 
 
 class Binder:
@@ -182,7 +186,13 @@ class Binder:
         name = "".join(f"{getattr(group, f'name[{i}]'):016x}" for i in (0, 1))
         gpu = b"".join(getattr(group, f"gpu[{i}]").to_bytes(8, "little") for i in (0, 1))
         pids = tuple(getattr(group, f"pid[{rank}]") for rank in range(group.n))
-        context = self._open_context(Group(group.n, group.rank, name, gpu, pids))
+        peers = ctypes.c_void_p(group.peers)
+
+        def lost() -> int | None:
+            found = int(self._door.blinkmpi_door_lost(peers))
+            return None if not found else found - 1 if found > 0 else int(group.rank)
+
+        context = self._open_context(Group(group.n, group.rank, name, gpu, pids, lost))
         if not self._event:
             with context.gpu.entered():
                 self._event = context.gpu.event()

@@ -164,8 +164,8 @@ def read_process(pid: int) -> Process:
     found = sorted(Path(told[FOLDER]).glob(f"{pid}-*.counts")) if told.get(FOLDER) else []
     if not found:
         raise ArgumentError(
-            f"process {pid} has counted no call of NCCL: start it by `blinkmpi nccl count`, or with "
-            "LD_PRELOAD=$(blinkmpi nccl)"
+            f"process {pid} has met no library of ours: it has made no communicator of NCCL's yet, or none from "
+            "Python; start it by `blinkmpi nccl run` or `blinkmpi nccl count`"
         )
     return read(found[-1])
 

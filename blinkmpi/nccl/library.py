@@ -11,28 +11,38 @@ from pathlib import Path
 from ..errors import ArgumentError
 from ..transport.host.native import built
 
-COUNT, BY_NAME = Path(__file__).with_name("count.c"), Path(__file__).with_name("by_name.c")
+HERE = Path(__file__).parent
+COUNT, DOOR, BY_NAME = HERE / "count.c", HERE / "door" / "door.c", HERE / "by_name.c"
 FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 SONAME = "libnccl.so.2"
 LIBRARY, FOLDER = "BLINKMPI_NCCL_LIBRARY", "BLINKMPI_NCCL_COUNTS"
 PATHS = ("VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH")  # by which vLLM and SGLang are told what to open
 
 
-def preloaded() -> Path:
-    """The library for ``LD_PRELOAD``.
+def door() -> Path:
+    """The library that makes calls.
+
+    Raises:
+        ArgumentError: if it cannot be compiled.
+    """
+    return _compiled(DOOR, FLAGS)
+
+
+def preloaded(source: Path = DOOR) -> Path:
+    """The library for ``LD_PRELOAD``: the door, or what counts.
 
     Raises:
         ArgumentError: if it cannot be compiled, or lies where no program can be told of it.
     """
-    path = _compiled(COUNT, FLAGS)
+    path = _compiled(source, FLAGS)
     if any(mark in str(path) for mark in " :"):
         raise ArgumentError(f"LD_PRELOAD cannot name {str(path)!r}: it ends names at blanks and colons; "
                             "set BLINKMPI_CACHE_DIR to a folder without")  # fmt: skip
     return path
 
 
-def opened_by_name() -> Path:
-    """The library for programs that open NCCL by name.
+def opened_by_name(source: Path = DOOR) -> Path:
+    """The library for programs that open NCCL by name, which finds the functions of :func:`preloaded` first.
 
     Raises:
         ArgumentError: if there is no NCCL, or it cannot be compiled.
@@ -43,7 +53,7 @@ def opened_by_name() -> Path:
             f"no {SONAME} was found: not by {LIBRARY}, not in this Python's packages, not by the linker; "
             f"set {LIBRARY} to its path"
         )
-    needs = (str(preloaded()), str(nccl))
+    needs = (str(preloaded(source)), str(nccl))
     return _compiled(BY_NAME, (*FLAGS, "-Wl,--no-as-needed", *needs, f"-Wl,-rpath,{nccl.parent}"))
 
 
@@ -69,21 +79,21 @@ def find_nccl() -> Path | None:
     return None
 
 
-def environment(given: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of a program whose calls are counted in a folder; what the user has set there stays.
+def environment(given: Mapping[str, str], source: Path = DOOR) -> dict[str, str]:
+    """The environment of a program that meets a library before NCCL; what the user has set there stays.
 
     Raises:
         ArgumentError: if the library cannot be compiled.
     """
-    preload = ":".join(filter(None, (str(preloaded()), given.get("LD_PRELOAD"))))
-    made = {**given, "LD_PRELOAD": preload, FOLDER: str(folder)}
+    preload = ":".join(filter(None, (str(preloaded(source)), given.get("LD_PRELOAD"))))
+    made = {**given, "LD_PRELOAD": preload}
     if find_nccl() is not None:
-        made = {**dict.fromkeys(PATHS, str(opened_by_name())), **made}
+        made = {**dict.fromkeys(PATHS, str(opened_by_name(source))), **made}
     return made
 
 
 def _compiled(source: Path, flags: tuple[str, ...]) -> Path:
     path, lost = built(source, flags)
     if path is None:
-        raise ArgumentError(f"the library that counts NCCL's calls cannot be compiled: {lost}")
+        raise ArgumentError(f"the library between programs and NCCL ({source.name}) cannot be compiled: {lost}")
     return path

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import ArgumentError
 from ..planning.selection import parse_algo
+from ..program.call import Call
 from ..transport.announcement import ON_GPU, Called
 from ..transport.interface import PeerDelegates
 from .arguments import InBlocks, Lengths, NeedsNumbers, Prepared, Read
@@ -33,8 +34,8 @@ def agreed(sequence: CallSequence, ready: Read, collective: str, timeout_s: floa
     """
     if isinstance(ready, InBlocks | Exception):
         return ready
-    if ready.blocks and takes_blocks(sequence.context, ready.blocks.moves.collective):
-        return ready.blocks
+    if (made := _in_blocks(sequence.context, ready)) is not None:
+        return made
     if isinstance(ready, NeedsNumbers):
         ready = _with_numbers(sequence, ready, collective, timeout_s)
     return _planned(sequence, ready, timeout_s) if isinstance(ready, Prepared) else ready
@@ -46,9 +47,21 @@ def agreed_alone(context: Context, ready: Read) -> Prepared | InBlocks | None:
         return ready
     if isinstance(ready, Exception):
         return None
-    if ready.blocks and takes_blocks(context, ready.blocks.moves.collective):
-        return ready.blocks
+    if (made := _in_blocks(context, ready)) is not None:
+        return made
     return ready if isinstance(ready, Prepared) and not _lacks_plan(context, ready) else None
+
+
+def _in_blocks(context: Context, ready: Prepared | NeedsNumbers) -> Prepared | InBlocks | None:
+    """A call as one of blocks, if it is made as such. All ranks decide alike, before they hear of any length."""
+    blocks = ready.blocks
+    if blocks is None or not takes_blocks(context, blocks.moves.collective, on_gpus=ready.on_device):
+        return None
+    if not ready.on_device:
+        return blocks
+    moves, dtype = blocks.moves, (ready.buffers if isinstance(ready, NeedsNumbers) else ready).call.dtype
+    call = Call(moves.collective, context.n, (0,), dtype, "", moves.root)
+    return Prepared(call, blocks.send, blocks.recv, blocks=blocks)
 
 
 def _lacks_plan(context: Context, ready: Prepared) -> bool:
@@ -57,12 +70,15 @@ def _lacks_plan(context: Context, ready: Prepared) -> bool:
     return bool(call.total and not call.name and plans.lacks(call.collective, call.root))
 
 
-def takes_blocks(context: Context, collective: str) -> bool:
+def takes_blocks(context: Context, collective: str, *, on_gpus: bool = False) -> bool:
     """Whether a call of blocks is made as such, and not by a plan: unless a plan, or a scheme for it, was asked for."""
     options, settings = context.options, context.settings
-    if context.host.block_memory is None or context.host.window.full:
+    if on_gpus:
+        if context.cuda().why_no_blocks:
+            return False
+    elif context.host.block_memory is None or context.host.window.full:
         return False
-    if context.gpus is not None:  # the plans given or asked for are then those of the GPUs
+    elif context.gpus is not None:  # the plans given or asked for are then those of the GPUs
         return True
     algo = settings.algo if options.algo is None else options.algo
     asked = _asked(algo, tuple(made.collective for made in options.algorithms))

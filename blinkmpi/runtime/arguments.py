@@ -44,9 +44,9 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 class InBlocks(msgspec.Struct, frozen=True):
-    """A call as blocks between each two ranks: what this rank moves between its whole arrays in host memory.
+    """A call as blocks between each two ranks: what this rank moves between its whole arrays.
 
-    ``lengths`` are told only if two ranks turn out to differ.
+    In host memory ``lengths`` are told if two ranks turn out to differ, and only then; in GPU memory kernels compare.
     """
 
     moves: BlockMoves
@@ -64,7 +64,7 @@ class Prepared(msgspec.Struct, frozen=True):
     for it: memory of our own, which lives as long as this. ``plain``: whether such memory may be another rank's, too,
     so that no rank may count on registered buffers. A launch of a group has ``said``, which the ranks compare, and in
     GPU memory the ``segments`` that are copied before it, and after it. ``blocks`` is another way to make
-    it, if there is one.
+    it, if there is one; in GPU memory the way, and then ``call`` has no lengths.
     """
 
     call: Call
@@ -87,6 +87,11 @@ class Prepared(msgspec.Struct, frozen=True):
     def on_device(self) -> bool:
         """Whether the buffers lie in GPU memory."""
         return isinstance(self.send, DeviceArray) or isinstance(self.recv, DeviceArray)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the call as it is counted, on this rank."""
+        return self.blocks.moves.nbytes if self.blocks else self.call.nbytes
 
 
 class NeedsNumbers(msgspec.Struct, frozen=True):

@@ -4,13 +4,15 @@ As :mod:`.arguments`, whose meaning of a result is the same. Programs know packe
 one behind another are copied to memory of our own before the call, and from there after it.
 
 Only in an Allgatherv does every rank know all lengths. On one node no rank needs to: a v-variant is also a call of
-blocks (:class:`.arguments.InBlocks`), for which each rank knows its own. Elsewhere each tells what it knows before all
-ranks, and compares what it hears with what it expects.
+blocks (:class:`.arguments.InBlocks`), for which each rank knows its own; in GPU memory neither an Allgatherv nor an
+Alltoallv in place. Elsewhere each tells what it knows before all ranks, and compares what it hears with what it
+expects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -58,7 +60,7 @@ def allgatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
             ((place,) * n, at),
         )
         blocks = _blocks(text, "allgather", -1, (array, recv.buffer.array), places, lengths, shared=True, stays=stays)
-    return replace(_received(call, send.array, recv), blocks=blocks)
+    return replace(_received(send.array, recv, call), blocks=blocks)
 
 
 def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> NeedsNumbers:
@@ -69,8 +71,8 @@ def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> NeedsNu
         told = _told("gather", n, root, (send.count,), send, Prepared(_some(send), send.array, None))
         return _rooted(told, "gather", root, send.dtype, send, None, sends=_to(n, root, send))
     send, recv = _collected(rank, n, sendbuf, recvbuf)
-    ready = _received(_some(send), send.array, recv)
-    told = _told("gather", n, root, (send.count,), send, ready, recv.counts)
+    buffers = Prepared(_some(send), send.array, recv.buffer.array)
+    told = _told("gather", n, root, (send.count,), send, buffers, recv.counts, partial(_received, send.array, recv))
     stays = address(send.array) == address(recv.block(rank).array)
     return _rooted(told, "gather", root, send.dtype, send, recv.buffer, _to(n, root, send), _places(recv), stays)
 
@@ -87,10 +89,14 @@ def scatterv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> NeedsN
     recv = block if in_place(recvbuf) else parse(recvbuf, name="recvbuf", writable=True)
     check_equal(recv, block)
     _apart(send, [recv.array], block.array)
-    packed, copies = _packed(send)
-    before = tuple(Copy(ours, theirs) for ours, theirs in copies)
-    ready = Prepared(_some(recv), packed, recv.array, before=before)
-    told = _told("scatter", n, root, (recv.count,), recv, ready, send.counts)
+
+    def made(call: Call) -> Prepared:
+        packed, copies = _packed(send)
+        before = tuple(Copy(ours, theirs) for ours, theirs in copies)
+        return Prepared(call, packed, recv.array, before=before, plain=True)
+
+    buffers = Prepared(_some(recv), send.buffer.array, recv.array)
+    told = _told("scatter", n, root, (recv.count,), recv, buffers, send.counts, made)
     stays = address(recv.array) == address(block.array)
     return _rooted(told, "scatter", root, recv.dtype, send.buffer, recv, _places(send), _to(n, root, recv), stays)
 
@@ -125,12 +131,6 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> NeedsNumbers:
             f"rank {rank}: sendbuf has {send.counts[rank]} elements for rank {rank} itself, recvbuf room for "
             f"{recv.counts[rank]}; make the counts equal"
         )
-    packed, copies = _packed(send)
-    before = tuple(Copy(ours, theirs) for ours, theirs in copies)
-    ready = (
-        Prepared(_some(recv.buffer), packed, packed) if within else _received(_some(recv.buffer), packed, recv, before)
-    )
-
     expected = recv.counts
 
     def compare(rows: tuple[tuple[int, ...], ...]) -> None:
@@ -144,18 +144,21 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> NeedsNumbers:
     def with_numbers(rows: tuple[tuple[int, ...], ...]) -> Prepared:
         compare(rows)
         call = Call("alltoall", n, _short([count for row in rows for count in row]), recv.buffer.dtype)
+        packed, copies = _packed(send)
+        before = tuple(Copy(ours, theirs) for ours, theirs in copies)
         if within:
             after = tuple(Copy(theirs, ours) for ours, theirs in copies)
             return replace(_exchanged(call, packed, before), after=after, plain=True)
-        return _with(ready, call)
+        return _received(packed, recv, call, before)
 
     blocks = None
-    if _on_host(recv.buffer):
+    if _on_host(recv.buffer) or not within:
         text = f"alltoallv({recv.buffer.dtype}{', in place' if within else ''})"
         arrays, places = (send.buffer.array, recv.buffer.array), (_places(send), _places(recv))
         lengths = Lengths(send.counts, compare)
         blocks = _blocks(text, "alltoall", -1, arrays, places, lengths, in_place=within, stays=within)
-    return NeedsNumbers(send.counts, with_numbers, ready, blocks)
+    buffers = Prepared(_some(recv.buffer), send.buffer.array, recv.buffer.array)
+    return NeedsNumbers(send.counts, with_numbers, buffers, blocks)
 
 
 def _exchanged(call: Call, blocks: Memory, before: tuple[Copy, ...] = ()) -> Prepared:
@@ -227,10 +230,14 @@ def _part(spec: Any, name: str, chunks: int, rank: int, *, writable: bool) -> Bu
 
 
 def _told(
-    kind: Collective, n: int, root: int, numbers: tuple[int, ...], block: Buffer, ready: Prepared,
-    expected: tuple[int, ...] = (),
+    kind: Collective, n: int, root: int, numbers: tuple[int, ...], block: Buffer, buffers: Prepared,
+    expected: tuple[int, ...] = (), made: Callable[[Call], Prepared] | None = None,
 ) -> tuple[NeedsNumbers, Lengths]:  # fmt: skip
-    """A Gatherv or Scatterv when every rank has told the length of its block; the root compares with ``expected``."""
+    """A Gatherv or Scatterv when every rank has told the length of its block; the root compares with ``expected``.
+
+    Args:
+        made: makes the root's call, whose blocks may have to be copied.
+    """
 
     def compare(rows: tuple[tuple[int, ...], ...]) -> None:
         for rank, ((got,), want) in enumerate(zip(rows, expected or [row[0] for row in rows], strict=True)):
@@ -243,9 +250,10 @@ def _told(
 
     def with_numbers(rows: tuple[tuple[int, ...], ...]) -> Prepared:
         compare(rows)
-        return _with(ready, Call(kind, n, _short([row[0] for row in rows]), block.dtype, "", root))
+        call = Call(kind, n, _short([row[0] for row in rows]), block.dtype, "", root)
+        return made(call) if made else replace(buffers, call=call, plain=True)
 
-    return NeedsNumbers(numbers, with_numbers, ready), Lengths(numbers, compare)
+    return NeedsNumbers(numbers, with_numbers, buffers), Lengths(numbers, compare)
 
 
 def _rooted(
@@ -254,8 +262,6 @@ def _rooted(
     sends: tuple[Place, ...] = (), receives: tuple[Place, ...] = (), stays: bool = False,
 ) -> NeedsNumbers:  # fmt: skip
     """A Gatherv or Scatterv with the blocks that this rank moves."""
-    if not all(_on_host(buffer) for buffer in (send, recv) if buffer is not None):
-        return told[0]
     nothing = ((0, 0),) * len(sends or receives)
     arrays = (None if send is None else send.array), (None if recv is None else recv.array)
     text, places = f"{kind}v({dtype}, root {root})", (sends or nothing, receives or nothing)
@@ -286,10 +292,6 @@ def _places(blocks: Blocks) -> tuple[Place, ...]:
 def _to(n: int, rank: int, block: Buffer) -> tuple[Place, ...]:
     """The one block that goes to a rank or comes from it."""
     return tuple((0, block.array.nbytes if r == rank else 0) for r in range(n))
-
-
-def _with(ready: Prepared, call: Call) -> Prepared:
-    return replace(ready, call=call, plain=True)
 
 
 def _some(buffer: Buffer) -> Call:
@@ -340,7 +342,7 @@ def _packed(blocks: Blocks) -> tuple[Memory, list[tuple[Memory, Memory]]]:
     return own, pieces
 
 
-def _received(call: Call, send: Memory, recv: Blocks, before: tuple[Copy, ...] = ()) -> Prepared:
+def _received(send: Memory, recv: Blocks, call: Call, before: tuple[Copy, ...] = ()) -> Prepared:
     """A call that receives blocks."""
     packed, copies = _packed(recv)
     after = tuple(Copy(theirs, ours) for ours, theirs in copies)

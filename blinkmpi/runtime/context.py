@@ -105,7 +105,7 @@ class Context(Outlook):
                 self.warn_once = child.parent.warn_once
             self._bootstrap(child)
             remedy = self.ranks.remedy if child is None else child.parent.remedy
-            self.say_of_loss(remedy if self.gpus is None else START_AGAIN)
+            self.say_of_loss(START_AGAIN if self._gpus_of_several_nodes else remedy)
             self.rendezvous.timeout_s = self.timeout_s
             self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
         except Exception as error:
@@ -354,6 +354,11 @@ class Context(Outlook):
             )
         return self._parent
 
+    @property
+    def _gpus_of_several_nodes(self) -> bool:
+        """Whether no rank goes on where another one is lost (see ``shrinking``)."""
+        return self.gpus is not None and bool(self.gpus.here)
+
     def close_spares(self) -> None:
         """Free what communicators of some of its ranks have left; collective, on every rank or on none."""
         if isinstance(self.ranks, MpiRanks):
@@ -415,6 +420,9 @@ class Context(Outlook):
         if self._parent is not None:
             self._parent.spares.discard()
             self._parent = None  # the parent refers to the memory, too
+        if self.gpus is not None and self.gpus.unmapped:
+            self.gpus.free()
+            self.gpus = None
         if self.host.messages is None:
             self.host.close(went_on=True)
 

@@ -63,7 +63,7 @@ class CallMaker:
             return
         if starts:
             cuda.operands.keep(args, bound.nbytes, bound.stream)
-        if repeats and timeout_s is None:
+        if (repeats or bound.blocks) and timeout_s is None:
             cuda.keep(bound, args, method, stream)
 
     def _make_host(self, bound: HostCall, method: CollectiveMethod, args: Args, timeout_s: float | None) -> None:

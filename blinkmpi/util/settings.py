@@ -24,6 +24,7 @@ TRACE_EVENTS, LEAST_EVENTS, MOST_EVENTS = 1 << 16, 16, 1 << 24
 MOST_RANKS = 1 << 16  # of a virtual node
 MOST_RANKS_PER_GPU = 64
 WIRES = ("accumulator", "operand")
+OFF = "off"
 LEVELS = ("NONE", "VERSION", "WARN", "INFO", "TRACE")
 KNOWN = {
     "DEBUG": f"how much to log on stderr: {' '.join(LEVELS)}",
@@ -44,12 +45,14 @@ KNOWN = {
     "GRAPH_MIXING": "0: CUDA graphs get no nodes that keep all calls in order; what overlaps is an error (default 1)",
     "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
     "MAX_CTAS": "CTAs of a kernel at most, so that other kernels have room (default: the GPU's SMs but 32)",
+    "GATE_FROM": "bytes from which on a GPU call first waits for all ranks in one warp; off: none does (default)",
     "TRACE": "write a trace of the calls to this file, for Perfetto or chrome://tracing",
     "TRACE_EVENTS": "the last events that a rank keeps for it, of each communicator (default 65536)",
     "TIMES": "1: stats() and top also say how long links and trees were busy, and who waited for whom",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "END_WITH_LAUNCHER": "0: a rank goes on when the launcher that started it has ended (default: it ends after 1 s)",
     "CACHE_DIR": "where the compiled C executor is kept",
+    "NCCL": "off, all, or allreduce:..4M,allgather: which calls `blinkmpi nccl run` may make in NCCL's place",
     "NCCL_LIBRARY": "NCCL's libnccl.so.2, where `blinkmpi nccl` does not find it",
     "NCCL_COUNTS": "the folder where processes count NCCL's calls; `blinkmpi nccl count` sets it",
     "NODES": "4+4: virtual nodes of so many ranks each, which share no memory (for tests and what-if measurements)",
@@ -80,6 +83,7 @@ class Settings(Value, frozen=True):
     graph_mixing: bool = True
     cuda_aware: bool | None = None
     max_ctas: int = 0
+    gate_from: int | None = None
     trace: str = ""
     trace_events: int = TRACE_EVENTS
     times: bool = False
@@ -132,6 +136,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         graph_mixing=_switch(ours, "GRAPH_MIXING", "1"),
         cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
         max_ctas=int(_number(ours, "MAX_CTAS", 0, least=1, most=MOST_CTAS)),
+        gate_from=_bytes_or_off(ours, "GATE_FROM"),
         trace_events=int(_number(ours, "TRACE_EVENTS", TRACE_EVENTS, least=LEAST_EVENTS, most=MOST_EVENTS)),
         times=_switch(ours, "TIMES"),
         end_with_launcher=_switch(ours, "END_WITH_LAUNCHER", "1"),
@@ -187,6 +192,16 @@ def _number(ours: Mapping[str, str], name: str, default: float, *, least: float 
         low = f"at least {least:.0f}" if least else "more than 0"
         raise SettingsError(f"{PREFIX}{name}={quoted(text)}: expected a number, {low} and at most {most:.0f}")
     return value
+
+
+def _bytes_or_off(ours: Mapping[str, str], name: str) -> int | None:
+    text = (ours.get(name) or OFF).strip()
+    number = whole_number(text)
+    if text != OFF and (number is None or number > MOST_BUFFER_BYTES):
+        raise SettingsError(
+            f"{PREFIX}{name}={quoted(text)}: expected a number of bytes, 0 to {MOST_BUFFER_BYTES}, or {OFF}"
+        )
+    return number
 
 
 def _sizes(ours: Mapping[str, str], name: str) -> tuple[int, ...]:

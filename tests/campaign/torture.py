@@ -304,7 +304,7 @@ def shared_gpus(comm: MPI.Intracomm, counts: tuple[int, ...] = COUNTS, protocols
                 name = f"{call.collective} {call.dtype} {call.counts[0]} onehop/{protocol}"
                 loaded = transport.load(call, protocol, Called(name))
                 transport.fill(loaded, send.data.ptr, recv.data.ptr, 0, 0, 4 * TIMEOUT_S)
-                start = transport.starter(loaded, torture.stream.ptr, torture.stream)
+                start = transport.starter(loaded, torture.stream.ptr, torture.stream, call.nbytes)
                 torture.add(call, name, start, (send, recv))
     return torture
 

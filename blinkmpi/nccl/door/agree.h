@@ -71,15 +71,16 @@ static int find_kind(agreement_t *a, const kind_t *kind, int *added) {
 /* Number a call and say who makes it: a record if it is this library's, NULL if it is NCCL's.
  *
  * kind: NULL for calls that are never ours. alone: whether no other call of this communicator is in its group.
- * number: of the call; 0 if this rank takes no part any more, and nobody is to make it. added: whether the kind is new. */
-static void *take(agreement_t *a, const kind_t *kind, int alone, uint64_t *number, int *added) {
+ * number: of the call; 0 if this rank takes no part any more, and nobody is to make it. added: whether the kind is new.
+ * Returns the kind's number by `which`; -1: it has none. */
+static void *take(agreement_t *a, const kind_t *kind, int alone, uint64_t *number, int *added, int *which) {
   void *record = NULL;
-  *number = *added = 0;
+  *number = *added = 0, *which = -1;
   pthread_mutex_lock(&a->lock);
   if (!a->left) {
     const uint64_t call = ++a->calls;
     set(&slot_of(a, a->rank)->calls, call);
-    const int k = kind && call < a->end ? find_kind(a, kind, added) : -1;
+    const int k = *which = kind && call < a->end ? find_kind(a, kind, added) : -1;
     known_t *const known = k < 0 ? NULL : a->known + k;
     while (alone && known && known->state == PENDING && call >= known->start && !a->left) pthread_cond_wait(&a->told, &a->lock);
     if (alone && known && known->state == OURS && call >= known->start) record = known->record;

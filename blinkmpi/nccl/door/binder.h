@@ -8,6 +8,7 @@ typedef struct { /* a communicator: who its ranks are, and their name */
   uint64_t name[2]; /* the same on all ranks, and no other communicator's */
   uint64_t gpu[2];  /* this rank's, as `gpu` has told it */
   int64_t pid[16];  /* of each rank; they live in one PID namespace */
+  const void *peers; /* for blinkmpi_door_lost: which of them will not open it any more */
 } door_group_t;
 
 typedef struct { /* calls that one record makes */

@@ -8,18 +8,23 @@
  * count. Never from addresses, streams, captures, or who was faster. rules.h says which calls may be ours, agree.h from which
  * number on they are, sign.h how the ranks of a communicator find each other.
  *
- * What makes the calls is a binder, which somebody in the process gives by blinkmpi_door_serve. Without one the door signs in
- * nowhere. */
+ * What makes the calls is a binder, which somebody in the process gives by blinkmpi_door_serve. Where nobody has, the door asks
+ * the Python in the process for one, by a thread of its own, when it has to open the first communicator. Without Python it signs
+ * in nowhere. */
 #define _GNU_SOURCE
 #include "../own.h"
 #include "binder.h"
+#include "python.h"
 #include "record.h"
 #include "rules.h"
 #include "sign.h"
+#include "status.h"
 #include <signal.h>
 #include <time.h>
 
 enum { INVALID_USAGE = 5, REMOTE_ERROR = 6 };
+enum { LEAVE_MS = 10000 };          /* that Python's end waits for a thread which asks Python */
+enum { RELAXED = 2 };               /* CU_STREAM_CAPTURE_MODE_RELAXED */
 enum { SHORTEST_NS = 20000 };       /* between two looks at what peers have said */
 enum { MISMATCH = 3, OVERLAP = 4 }; /* of a kernel's report */
 enum { COMMS = 256, REASON = 256, BCAST = COLLECTIVES, NO_COLOR = -1 };
@@ -39,6 +44,7 @@ typedef struct member {
   uint64_t name[2], splits;
   int failed; /* what its launches have said, from the first that failed on */
   int users;  /* under the table's lock: the table, and whoever is at it */
+  told_comm_t *told; /* what it says of itself, or NULL */
   int opened; /* whether the binder was asked */
   void *context; /* NULL before, and if it cannot */
   struct member *next; /* of those that wait to be closed */
@@ -74,7 +80,9 @@ static int members;
 static const char *last_words; /* of the newest error that was ours */
 static const door_binder_t *binder;
 static rules_t rules;
-static int forked;
+static int forked, retired; /* retired: Python ends, so nothing is opened, prepared or closed any more */
+static int asking;          /* a thread of the door is at who opens and binds, perhaps in Python */
+static told_t *status;
 
 static __thread int depth;
 static __thread note_t *notes;
@@ -83,6 +91,22 @@ static __thread entry_t *entries;
 static __thread size_t entered, room_for_entries;
 
 static void say(const char *what, const char *why) { fprintf(stderr, "blinkmpi: %s: %s\n", what, why); }
+
+/* Whether the user wants to read of every kind. */
+static int says_all(void) {
+  const char *const level = getenv("BLINKMPI_DEBUG");
+  return level && (!strcasecmp(level, "INFO") || !strcasecmp(level, "TRACE"));
+}
+
+/* Begin to ask who opens and binds; 0 if nobody may be asked any more. */
+static int begin_asking(void) {
+  __atomic_store_n(&asking, 1, __ATOMIC_SEQ_CST);
+  if (!__atomic_load_n(&retired, __ATOMIC_SEQ_CST) && !forked) return 1;
+  __atomic_store_n(&asking, 0, __ATOMIC_SEQ_CST);
+  return 0;
+}
+
+static void end_asking(void) { __atomic_store_n(&asking, 0, __ATOMIC_SEQ_CST); }
 
 /* ---- the table */
 
@@ -112,7 +136,8 @@ static void release(member_t *m) {
 static void close_all(member_t *m) {
   for (member_t *next; m; m = next) {
     next = m->next;
-    if (m->context) binder->close(m->context);
+    if (m->told) m->told->state = ENDED;
+    if (m->context && begin_asking()) binder->close(m->context), end_asking();
     end_agreement(&m->agreement);
     munmap(m->page, sizeof *m->page);
     free(m);
@@ -199,15 +224,43 @@ static void *agree_always(void *unused) {
   return unused;
 }
 
+static const char *own_path(void) {
+  static Dl_info own;
+  dladdr(&retired, &own);
+  return own.dli_fname ? own.dli_fname : "";
+}
+
+/* Let this thread allocate and load code while others capture streams into graphs, which are none of its. */
+static void allow_all(void) {
+  void *const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  int (*const exchange)(int *) = (int (*)(int *))(driver ? dlsym(driver, "cuThreadExchangeStreamCaptureMode") : NULL);
+  int mode = RELAXED;
+  if (exchange) exchange(&mode);
+}
+
+/* Whether the program gives a communicator back, here or elsewhere, or ends. */
+static int anybody_leaves(const agreement_t *a) {
+  for (int r = 0; r < a->n; r++)
+    if (get(&slot_of(a, r)->left)) return 1;
+  return __atomic_load_n(&retired, __ATOMIC_SEQ_CST);
+}
+
 /* Let the binder open a communicator; the lock is not held, and nobody else does so. */
 static void open_member(member_t *m) {
   char reason[REASON] = "";
   const slot_t *const own = slot_of(&m->agreement, m->agreement.rank);
-  door_group_t group = {m->agreement.n, m->agreement.rank, {m->name[0], m->name[1]}, {own->gpu[0], own->gpu[1]}, {0}};
+  door_group_t group = {m->agreement.n, m->agreement.rank, {m->name[0], m->name[1]}, {own->gpu[0], own->gpu[1]}, {0}, &m->agreement};
   for (int r = 0; r < m->agreement.n; r++) group.pid[r] = (int64_t)slot_of(&m->agreement, r)->pid;
-  void *const context = binder->open(&group, reason, sizeof reason);
-  if (!context) say("a communicator's calls stay NCCL's", reason);
+  if (!begin_asking()) return;
+  if (!__atomic_load_n(&binder, __ATOMIC_ACQUIRE)) ask_python(own_path(), reason, sizeof reason);
+  if (!binder && !reason[0]) snprintf(reason, sizeof reason, "Python has given no binder");
+  void *const context = binder ? binder->open(&group, reason, sizeof reason) : NULL;
+  end_asking();
+  if (!context && !anybody_leaves(&m->agreement)) say("a communicator's calls stay NCCL's", reason);
   m->opened = 1;
+  set(&slot_of(&m->agreement, m->agreement.rank)->opened, context ? OPENED : CANNOT_OPEN);
+  if (m->told && !context) snprintf(m->told->why, sizeof m->told->why, "%s", reason);
+  if (m->told) m->told->state = context ? OPENED : CANNOT_OPEN;
   __atomic_store_n(&m->context, context, __ATOMIC_RELEASE);
 }
 
@@ -215,13 +268,21 @@ static void open_member(member_t *m) {
 static void bind_kind(member_t *m, int number, const kind_t *kind) {
   char reason[REASON] = "";
   const door_kind_t wanted = {kind->collective, kind->type, kind->op, kind->root, kind->size_class};
-  void *const record = m->context ? binder->bind(m->context, &wanted, reason, sizeof reason) : NULL;
-  if (!record && m->context) say("calls of a kind stay NCCL's", reason);
+  const int asks = m->context && begin_asking();
+  void *const record = asks ? binder->bind(m->context, &wanted, reason, sizeof reason) : NULL;
+  if (asks) end_asking();
+  if (!record && m->context && says_all()) say("calls of a kind stay NCCL's", reason);
+  if (m->told) {
+    told_kind_t *const told = m->told->kind + number;
+    if (!record) snprintf(told->why, sizeof told->why, "%s", m->context ? reason : m->told->why);
+    __atomic_store_n(&told->bound, record ? 1 : 2, __ATOMIC_RELEASE);
+  }
   bound(&m->agreement, number, record);
 }
 
 static void *bind_always(void *unused) {
   member_t *held[COMMS];
+  allow_all();
   for (;;) {
     pthread_mutex_lock(&table_lock);
     while (!work_to_bind) pthread_cond_wait(&work, &table_lock);
@@ -268,21 +329,28 @@ static void in_child(void) {
   pthread_mutex_unlock(&table_lock);
 }
 
+/* The current GPU's UUID, of the driver that the program uses. */
+EXPORT int blinkmpi_door_gpu(uint64_t *words) {
+  void *const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  int (*const current)(int *) = (int (*)(int *))(driver ? dlsym(driver, "cuCtxGetDevice") : NULL);
+  int (*const uuid)(uint64_t *, int) = (int (*)(uint64_t *, int))(driver ? dlsym(driver, "cuDeviceGetUuid_v2") : NULL);
+  int device = 0;
+  return !current || !uuid || current(&device) || uuid(words, device);
+}
+
 static uint64_t build;
 static const char *unwilling; /* why this process makes no calls */
 
 /* What the environment says, once. */
 static void learn(void) {
   static const char *const choices[] = {"NCCL_P2P_DISABLE", "NCCL_ALGO", "NCCL_PROTO"};
-  const char *const text = getenv("BLINKMPI_NCCL");
-  Dl_info own = {0};
-  dladdr(&build, &own);
-  const char *const slash = own.dli_fname ? strrchr(own.dli_fname, '/') : NULL;
+  const char *const text = getenv("BLINKMPI_NCCL"), *const slash = strrchr(own_path(), '/');
   for (const char *c = slash ? slash : ""; *c; c++) build = mixed(build, (uint64_t)*c); /* its name has a digest of its source */
   pthread_atfork(before_fork, behind_fork, in_child);
   sweep();
+  status = new_status();
   if (!read_rules(text, &rules)) {
-    unwilling = "BLINKMPI_NCCL must be off, or collectives with sizes as in allreduce:..4M,allgather:64K..,reduce";
+    unwilling = "BLINKMPI_NCCL must be off, all, or collectives with sizes as in allreduce:..4M,allgather:64K..,reduce";
     say("all calls are NCCL's", unwilling);
   } else if (is_off(&rules)) {
     unwilling = "BLINKMPI_NCCL=off";
@@ -292,6 +360,15 @@ static void learn(void) {
     unwilling = "NCCL_P2P_DISABLE, NCCL_ALGO or NCCL_PROTO is set";
     say("all calls are NCCL's", unwilling);
   }
+  if (status && unwilling) snprintf(status->why, sizeof status->why, "%s", unwilling);
+}
+
+/* The page's place for a communicator. */
+static told_comm_t *told_of(const uint64_t *name, int n, int rank, const char *why) {
+  pthread_mutex_lock(&table_lock);
+  told_comm_t *const found = new_told(status, name, n, rank, why);
+  pthread_mutex_unlock(&table_lock);
+  return found;
 }
 
 /* Sign in before NCCL makes a communicator, if this process may make its calls. `ranks`: 0 if they are not known yet. */
@@ -299,11 +376,13 @@ static void prepare(entry_t *e, comm_t *made, const uint64_t *name, int slot, in
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   facts_t facts = {0};
   e->signed_in.page = NULL, e->made = made;
-  if (inside || forked || !__atomic_load_n(&binder, __ATOMIC_ACQUIRE)) return;
+  if (inside || forked) return;
+  const door_binder_t *const served = __atomic_load_n(&binder, __ATOMIC_ACQUIRE);
+  if (!served && (__atomic_load_n(&retired, __ATOMIC_SEQ_CST) || !python_runs())) return;
   pthread_once(&once, learn);
   const int blocks = !config || config->size < sizeof *config || config->blocking; /* INT_MIN: it says nothing */
   if (unwilling || !blocks || slot < 0 || slot >= MOST_RANKS || ranks == 1 || ranks > MOST_RANKS) return;
-  if (binder->gpu(facts.gpu)) return;
+  if ((served ? served->gpu : blinkmpi_door_gpu)(facts.gpu)) return;
   memcpy(e->name, name, sizeof e->name);
   facts.build = build, facts.settings = hash_of(&rules), facts.ranks = (uint64_t)ranks, facts.key = (uint64_t)(int64_t)key;
   const char *const why = sign_in(&e->signed_in, name, slot, &facts);
@@ -336,11 +415,14 @@ static void look(entry_t *e, comm_t handle) {
   if (m) {
     m->handle = handle, m->page = s->page, m->users = 1;
     memcpy(m->name, e->name, sizeof m->name);
+    m->told = told_of(e->name, n, rank, NULL);
     begin_agreement(&m->agreement, m->page, n, rank, place);
     if (enter(m)) return close_name(s);
+    if (m->told) m->told->state = ENDED;
     end_agreement(&m->agreement);
     free(m);
   }
+  if (n > 1) told_of(e->name, n, rank, why ? why : "there is no room for one more");
   if (n > 1 && !__atomic_exchange_n(&told, 1, __ATOMIC_RELAXED))
     say("a communicator stays NCCL's (others may, too)", why ? why : "there is no room for one more");
   sign_off(s);
@@ -424,22 +506,37 @@ static int wrong_with(member_t *m) {
   return error;
 }
 
+/* Say which a new kind is. */
+static void tell_kind(told_comm_t *comm, told_kind_t *told, const kind_t *kind) {
+  told->collective = kind->collective, told->type = kind->type, told->op = kind->op, told->root = kind->root;
+  told->size_class = kind->size_class;
+  const int64_t number = told - comm->kind + 1;
+  if (number > comm->kinds) __atomic_store_n(&comm->kinds, number, __ATOMIC_RELEASE);
+}
+
 /* Number a call, and let whoever it falls to make it. alone: whether it is the only one of its communicator in its group. */
 static result_t run(member_t *m, const call_t *c, int alone) {
   kind_t kind;
   uint64_t number;
-  int added;
+  int added, which;
   const int wrong = wrong_with(m), collective = c->function == BCAST ? BROADCAST : c->function;
   if (wrong) return wrong;
   const int may = kind_of(&rules, m->agreement.n, collective, c->count, c->type, c->op, c->root, &kind);
-  void *const record = take(&m->agreement, may ? &kind : NULL, alone, &number, &added);
+  void *const record = take(&m->agreement, may ? &kind : NULL, alone, &number, &added, &which);
+  told_kind_t *const told = m->told && which >= 0 ? m->told->kind + which : NULL;
+  if (added && told) tell_kind(m->told, told, &kind);
   if (added) wake(&work_to_bind), wake(&work_to_agree);
   if (!number) return REMOTE_ERROR; /* another thread has aborted it meanwhile: its handle is NCCL's no more */
   if (!record) {
     const result_t result = pass(c);
-    if (result != SUCCESS && result != IN_PROGRESS) give_back(&m->agreement);
+    const int taken = result == SUCCESS || result == IN_PROGRESS;
+    if (!taken) give_back(&m->agreement);
+    if (taken && m->told) count_up(&m->told->nccls);
+    if (taken && told) count_up(&told->nccls);
     return result;
   }
+  if (m->told) count_up(&m->told->ours);
+  if (told) count_up(&told->ours);
   const door_call_t ours = {c->send, c->recv, c->count, number, c->stream};
   const int error = binder->launch(record, &ours);
   if (error) __atomic_store_n(&m->failed, error, __ATOMIC_RELAXED), wrong_with(m);
@@ -485,10 +582,10 @@ static result_t end_notes(int all_nccls) {
   for (size_t i = 0; i < noted; i++) {
     note_t *const one = notes + i;
     uint64_t number;
-    int added;
+    int added, which;
     result_t result = SUCCESS;
     if (all_nccls || forked) result = one->passed ? SUCCESS : pass(&one->call);
-    else if (one->passed) take(&one->member->agreement, NULL, 0, &number, &added);
+    else if (one->passed) take(&one->member->agreement, NULL, 0, &number, &added, &which);
     else result = run(one->member, &one->call, is_alone(i));
     if (first == SUCCESS) first = result;
   }
@@ -525,13 +622,23 @@ EXPORT int blinkmpi_door_wrong(void *context) {
   return !code ? SUCCESS : code == MISMATCH || code == OVERLAP ? INVALID_USAGE : REMOTE_ERROR;
 }
 
-/* The current GPU's UUID, of the driver that the program uses. */
-EXPORT int blinkmpi_door_gpu(uint64_t *words) {
-  void *const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  int (*const current)(int *) = (int (*)(int *))(driver ? dlsym(driver, "cuCtxGetDevice") : NULL);
-  int (*const uuid)(uint64_t *, int) = (int (*)(uint64_t *, int))(driver ? dlsym(driver, "cuDeviceGetUuid_v2") : NULL);
-  int device = 0;
-  return !current || !uuid || current(&device) || uuid(words, device);
+/* Python ends: it is asked nothing any more, and what it was asked has some seconds to end, for CPython ends threads in the
+ * middle of what they do. What is ours stays so. By a thread that does not hold the GIL. */
+EXPORT void blinkmpi_door_retire(void) {
+  __atomic_store_n(&retired, 1, __ATOMIC_SEQ_CST);
+  for (int i = 0; i < LEAVE_MS && __atomic_load_n(&asking, __ATOMIC_SEQ_CST) && !forked; i++) usleep(1000);
+}
+
+/* While a communicator is being opened: 1 + the first of the other ranks that will not open it any more, -1 if this one must not
+ * either, 0: go on. */
+EXPORT int blinkmpi_door_lost(const void *peers) {
+  const agreement_t *const a = peers;
+  if (__atomic_load_n(&retired, __ATOMIC_SEQ_CST) || get(&slot_of(a, a->rank)->left)) return -1;
+  for (int r = 0; r < a->n; r++) {
+    const slot_t *const slot = slot_of(a, r);
+    if (r != a->rank && (get(&slot->opened) == CANNOT_OPEN || is_away(slot, is_gone))) return r + 1;
+  }
+  return 0;
 }
 
 /* For a kernel's arguments as a record makes them, and its grid. */

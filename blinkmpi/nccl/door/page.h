@@ -2,12 +2,13 @@
 #pragma once
 #include <stdint.h>
 
-enum { MOST_RANKS = 16, MOST_KINDS = 64 };
+enum { MOST_RANKS = 16, MOST_KINDS = 256 };
 #define SIGNED_IN 0x31726f6f646c6e62u /* "bnldoor1": the format, and that the rank's facts are there */
 
 typedef struct { /* of a rank */
   uint64_t signed_in;                               /* written behind the facts */
   uint64_t build, settings, ranks, pid, start, space, gpu[2], key; /* facts: see sign.h */
+  uint64_t opened;                                  /* 0: not yet; 1: its GPUs are open; 2: they cannot be, and all calls stay NCCL's */
   uint64_t left;                                    /* the rank makes no more calls here, and answers nothing */
   uint64_t calls;                                   /* it has made so many */
   uint64_t answer, done;                            /* 2 x the proposal that it has answered, + 1 for yes; which it knows the end of */

@@ -38,7 +38,7 @@ static int kind_of(const rules_t *rules, int n, int collective, size_t count, in
   return 1;
 }
 
-/* ---- BLINKMPI_NCCL: "off", or collectives with sizes, "allreduce:..4M,allgather:64K..,reduce" */
+/* ---- BLINKMPI_NCCL: "off", "all", or collectives with sizes, "allreduce:..4M,allgather:64K..,reduce" */
 
 /* A number with K, M or G behind it, and what follows; 0 if there is none, or too large a one. */
 static int read_bytes(const char **at, uint64_t *found) {
@@ -73,9 +73,9 @@ static int read_rule(const char **at, rules_t *rules) {
   return (!**at || **at == ',') ? *at - begin > 2 : read_bytes(at, rules->most + c);
 }
 
-/* Read the rules; 0 if the text says none. NULL or an empty text: all collectives of all sizes. */
+/* Read the rules; 0 if the text says none. NULL or an empty text: as "all". */
 static int read_rules(const char *text, rules_t *rules) {
-  const int all = !text || !*text;
+  const int all = !text || !*text || !strcmp(text, "all");
   for (int c = 0; c < COLLECTIVES; c++) rules->least[c] = !all, rules->most[c] = all ? UINT64_MAX : 0;
   if (all || !strcmp(text, "off")) return 1;
   for (; read_rule(&text, rules); text++) {

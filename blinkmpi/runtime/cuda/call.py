@@ -62,10 +62,10 @@ class CudaCall:
         self.history, self.context, self.host, self.holder = history, context, history.host, holder
         self.launch: object = None  # the launch_t by which C repeats the call, if it can
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
-        self.text, self.nbytes = called.words, ready.call.nbytes
+        self.text, self.nbytes, self.blocks = called.words, ready.nbytes, ready.blocks
         self.reusable = search is None  # not while the best chunk is still being searched for
         self.seq = self._number = 0
-        self._launch = context.transport.starter(kernel, stream, holder)
+        self._launch = context.transport.starter(kernel, stream, holder, self.nbytes)
         self.around = CopiesAround(context, ready, stream, holder)
         self._keep = (holder, ready) if self.around.any else (holder,)
         self.call = ready.call
@@ -95,6 +95,8 @@ class CudaCall:
         if not self.starts.known:
             self.starts = self.history.started.of(self.call, self.kernel.protocol)
         self.starts.number += 1
+        if self.blocks:
+            self.starts.nbytes += self.nbytes
         if self._report[1]:  # a kernel has aborted
             raise self.in_flight().failure()
         if self._plain:

@@ -23,7 +23,7 @@ from .context import CudaContext
 from .copies import Buckets
 from .history import CallHistory
 from .operands import OperandsInFlight
-from .other_counts import TRIED, OtherCounts
+from .other_counts import KNOWN, TRIED, OtherCounts
 from .repeating import Repeating
 
 if TYPE_CHECKING:
@@ -66,9 +66,10 @@ class CudaCalls:
             stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
             args: the user's, if C may make others of it.
         """
-        called = Called(ready.said) if ready.said else announced(ready.call)
+        said = ready.blocks.moves.text if ready.blocks else ready.said
+        called = Called(said) if said else announced(ready.call)
         called = replace(called, text=f"{called.text}{ON_GPU}")
-        if not ready.call.total:
+        if not ready.call.total and not ready.blocks:
             return EmptyCall(self.host, called, timeout_s, nbytes=0)
         context = self.context
         holder = context.gpu.current_stream() if stream is None else stream  # keeps the stream alive
@@ -105,6 +106,9 @@ class CudaCalls:
         """
         if not bound.places:
             return
+        if bound.blocks:
+            self._keep_blocks(bound, args, method, stream)
+            return
         form = (*bound.places, *map(type, args))
         kind = (method, stream_address(stream), bound.stream, bound.call, *bound.registered, *form)
         tried = self._made.find(kind)
@@ -114,6 +118,14 @@ class CudaCalls:
         elif tried < TRIED:
             known = self.repeating.keep(bound, method, args, stream)
             self._made.put(kind, 0 if known else tried + 1)
+
+    def _keep_blocks(self, bound: CudaCall, args: tuple[Any, ...], method: object, stream: Any) -> None:
+        """Have C make calls like this one, of whatever lengths."""
+        kind = (method, stream_address(stream), bound.stream, bound.text, *bound.registered, *map(type, args))
+        tried = self._made.find(kind) or 0
+        if 0 <= tried < TRIED:
+            tried = -KNOWN if self.repeating.keep_blocks(bound, method, args, stream) else tried
+        self._made.put(kind, tried + 1)
 
     @cached_property
     def repeating(self) -> Repeating:
@@ -143,7 +155,7 @@ class CudaCalls:
     def wrong(self) -> BlinkError | None:
         """What a kernel has reported, of a call or of a graph's replay."""
         transport = self.context.transport
-        return transport.error("a call on a stream or in a graph") if transport.aborted else None
+        return self.history.error() if transport.aborted else None
 
     def check(self) -> None:
         """Raise what :attr:`wrong` says, if it says anything."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from ...errors import BlinkError, BufferTypeError
+from ...errors import BufferTypeError, DeviceError
 from ...planning.chunk_search import ChunkSearch
 from ...planning.gpus.kernel_times import H200, KernelCosts
 from ...planning.on_demand import PlanOnDemand
@@ -34,7 +34,7 @@ from ...transport.cuda.regions import Region
 from ...transport.cuda.transport import CudaTransport
 from ...util.lru import LRU
 from ...util.together import Comm, together
-from ..arguments import Prepared, sending_copy
+from ..arguments import InBlocks, Prepared, sending_copy
 from .templates import Templates
 
 KERNELS = 256  # loaded kernels of one count that are kept
@@ -60,6 +60,7 @@ class CudaContext:
         crossing: how they go there, and why, for those who ask.
         mixes: whether calls in graphs keep the order of all calls, whatever streams the graphs are launched on.
         max_ctas: of a kernel, 0 for the default.
+        gate_from: bytes from which on a call has a gate; None: no call has one. Between nodes none has.
         costs: what calls cost on these GPUs.
     """
 
@@ -77,11 +78,14 @@ class CudaContext:
         crossing: str = "",
         mixes: bool = True,
         max_ctas: int = 0,
+        gate_from: int | None = None,
         costs: KernelCosts = H200,
     ) -> None:
         self.gpu, self.machine, self.planned, self.emulated, self.here = gpu, machine, plans, emulated, here
         self.crossing, self.costs = crossing, costs
-        self.transport = CudaTransport(comm, gpu, names=here, aware=aware, mixes=mixes, max_ctas=max_ctas)
+        self.transport = CudaTransport(
+            comm, gpu, names=here, aware=aware, mixes=mixes, max_ctas=max_ctas, gate_from=None if here else gate_from
+        )
         self.rank = here[comm.rank] if here else comm.rank
         self.comm, self._say = comm, say
         self._kernels: LRU[tuple[Call, Rule], LoadedKernel] = LRU(KERNELS)  # kernels for one count each
@@ -92,6 +96,8 @@ class CudaContext:
         # Registered buffers by (begin, end), each as often as it is registered: its owner, and what to free, or 0.
         self._buffers: dict[tuple[int, int], list[tuple[Any, int]]] = {}
         self.pool: MemoryPool | None = None
+        self.unmapped = False  # whether it has given up the other ranks' memory
+        self.why_no_blocks = self._why_no_blocks()  # calls of blocks follow programs; empty if they need none
         self._templates = self._new_templates()
 
     # ---- the choice
@@ -232,7 +238,7 @@ class CudaContext:
         loaded = self._load(call, rule, Called(f"trial of {rule}"))
         refs = [self.transport.regions.ref(a.data.ptr, a.nbytes) for a in (send, recv)]
         self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
-        return self.transport.starter(loaded, stream, None)
+        return self.transport.starter(loaded, stream, None, call.nbytes)
 
     def _emulated(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
         """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""
@@ -248,6 +254,24 @@ class CudaContext:
 
         return emulated
 
+    def _why_no_blocks(self) -> str:
+        """The same on all ranks."""
+        n, machine = self.transport.n, self.machine
+        if n == 1 or self.here or self.emulated:
+            return "one GPU" if n == 1 else "several nodes" if self.here else "links are emulated"
+        kinds = {(link.src, link.dst): link.kind for link in machine.links}
+        onward: dict[int, set[int]] = {v: set() for pair in kinds for v in pair}
+        for (src, dst), kind in kinds.items():
+            if kind in NVLINKS:
+                onward[src].add(dst)
+        for src, dst in itertools.permutations(range(n), 2):
+            over = onward.get(src, set())
+            if dst not in over and not any(v >= n and dst in onward[v] for v in over):
+                return f"no NVLink joins GPUs {src} and {dst}, nor a switch of it"
+        if not self.transport.block_lanes:
+            return f"{self.transport.max_ctas} groups of threads are too few for {n} ranks"
+        return ""
+
     @property
     def forecasts(self) -> bool:
         """Whether times of calls follow from what kernels cost: on the real links of one node."""
@@ -256,6 +280,7 @@ class CudaContext:
     def take(self, machine: Topology, plans: PlanOnDemand) -> None:
         """Go on with another plan; what was loaded for the old one is of no more use."""
         self.machine, self.planned = machine, plans
+        self.why_no_blocks = self._why_no_blocks()
         self._templates = self._new_templates()
         self._kernels.clear()
         self._searches = {}
@@ -269,6 +294,8 @@ class CudaContext:
 
         The call is as it was given, or sends a copy, where it is in place and its kernel cannot be.
         """
+        if ready.blocks:
+            return ready, self._fill_blocks(ready.blocks, called, timeout_s), None
         loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, called, self.gpu.capturing(stream))
         if loaded.aside:
             ready = sending_copy(ready)
@@ -283,6 +310,14 @@ class CudaContext:
         self.transport.fill(loaded, send, recv, send_ref, recv_ref, timeout_s, final=final_at, final_bytes=final_bytes)
         search = self.chunk_search(ready.call, registered=registered) if loaded.protocol == "slots" else None
         return ready, loaded, search if search and not search.done else None
+
+    def _fill_blocks(self, blocks: InBlocks, called: Called, timeout_s: float) -> LoadedKernel:
+        """The kernel of a call of blocks with its buffers among its arguments."""
+        loaded = self.transport.load_blocks(blocks.moves, called)
+        send, recv = (b.ptr if isinstance(b, DeviceArray) else 0 for b in (blocks.send, blocks.recv))
+        self.transport.fill(loaded, send, recv, 0, 0, timeout_s)
+        self._say(lambda: f"{called.words}: from GPU to GPU in {self.transport.block_lanes} lanes", "INFO")
+        return loaded
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory that is not this GPU's, whatever the object says that shows it."""
@@ -315,10 +350,6 @@ class CudaContext:
         if not isinstance(buffer, DeviceArray) or not buffer.size:
             return 0
         return self.transport.regions.ref(buffer.ptr, buffer.nbytes) or None
-
-    def failed(self, text: str) -> BlinkError:
-        """What the kernel that gave up has left, in words."""
-        return self.transport.error(text)
 
     # ---- registered buffers
 
@@ -387,13 +418,35 @@ class CudaContext:
         else:
             self.transport.abort()
         self.transport.close(self.comm if collectively else None)
-        if collectively:
-            for held in self._buffers.values():
-                for _, at in held:
-                    if at:
-                        self.gpu.free(at)
+        for _, at in itertools.chain(*self._buffers.values()) if collectively else ():
+            if at:
+                self.gpu.free(at)
+        self._forget(mapped=not collectively)
+
+    def give_up(self) -> None:
+        """Have this rank's kernels end, and unmap what is the other ranks'; local, and a second time nothing.
+
+        Raises:
+            DeviceError: if work on this GPU has failed, as where it has touched memory that is gone.
+        """
+        self.transport.abort()
+        try:
+            self.transport.finish()
+        except Exception as error:  # CuPy's CUDARuntimeError
+            raise DeviceError(f"the work on GPU {self.gpu.device} has failed: {error}; end this process") from error
+        self.transport.unmap()
+        self.unmapped = True
+
+    def free(self) -> None:
+        """Free what is on the GPU, when all ranks that are left have given it up; the user keeps what he has of it."""
+        self.gpu.use()
+        self.transport.free()
+        self._forget(mapped=False)
+
+    def _forget(self, *, mapped: bool) -> None:
+        """Forget the kernels and buffers; ``mapped``: by other ranks, perhaps."""
         if self.pool is not None:
-            self.pool.leave(mapped=not collectively)
+            self.pool.leave(mapped=mapped)
         self._kernels.clear()
         self._buffers = {}
 

@@ -35,10 +35,11 @@ class Starts(ctypes.Structure):
     launches.h counts here, too.
     """
 
-    _fields_ = (("number", ctypes.c_int64), ("known", ctypes.c_int64))
+    _fields_ = (("number", ctypes.c_int64), ("known", ctypes.c_int64), ("nbytes", ctypes.c_int64))
 
     number: int
     known: int
+    nbytes: int  # of calls of blocks, whose lengths differ
 
 
 class CountedStarts:
@@ -97,15 +98,16 @@ class StartedCalls:
         self._of_counts.add(made)
         return made
 
-    def _taken(self) -> Iterator[tuple[Call, str, int, Template | None]]:
-        """What was counted since the last look: calls, protocols, how often, and templates that are known."""
+    def _taken(self) -> Iterator[tuple[Call, str, int, int, Template | None]]:
+        """What was counted since the last look: calls, protocols, how often, bytes, and templates that are known."""
         for (call, protocol), starts in [*self._kinds.items()]:  # other threads may add kinds meanwhile
-            times, starts.number = starts.number, 0
+            times, moved = starts.number, starts.nbytes
+            starts.number = starts.nbytes = 0
             if times:
-                yield call, protocol, times, None
+                yield call, protocol, times, moved + times * call.nbytes, None
         for counted in list(self._of_counts):
             for call, times in counted.taken():
-                yield call, counted.protocol, times, counted.template
+                yield call, counted.protocol, times, times * call.nbytes, counted.template
 
     def flush(self) -> None:
         """Add what was counted to the counters of the host transport. Local.
@@ -122,8 +124,8 @@ class StartedCalls:
 
         alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by template and the trees that carry anything
         made: Counter[tuple[Template, frozenset[int]]] = Counter()
-        for call, protocol, times, template in self._taken():
-            nbytes["collective", call.collective] += times * call.nbytes
+        for call, protocol, times, moved, template in self._taken():
+            nbytes["collective", call.collective] += moved
             calls["collective", call.collective] += times
             if protocol != "slots":
                 calls["protocol", protocol] += times

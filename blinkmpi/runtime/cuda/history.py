@@ -6,6 +6,7 @@ import ctypes
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from ...errors import BlinkError, PeerLost
 from ...transport.cuda.loaded_kernel import MASK
 from .counting import StartedCalls
 
@@ -50,6 +51,18 @@ class CallHistory:
         """
         self.number.value = ((self.number.value ^ fingerprint) * SPREAD + seq) & MASK
         return self.number.value
+
+    def error(self, text: str = "a call on a stream or in a graph", seq: int = 0) -> BlinkError:
+        """What a kernel that gave up has left, in words; where a process has died, that is why.
+
+        Args:
+            text: the call.
+            seq: its number, 0 if that is not known.
+        """
+        error, peers = self.context.transport.error(text), self.host.peers
+        if isinstance(error, PeerLost) and (gone := peers.lost()):
+            return PeerLost(f"{text}: {peers.states(gone, seq)}. The communicator is dead; {peers.remedy}", gone)
+        return error
 
     def slowest(self, seconds: float) -> float:
         """The longest time of all ranks."""

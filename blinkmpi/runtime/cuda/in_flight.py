@@ -66,7 +66,7 @@ class CallInFlight:
 
     def failure(self) -> BlinkError:
         """What a kernel that gave up has left, or the error of the rank that made it give up."""
-        host, error = self._history.host, self._history.context.transport.error(self.text)
+        host, error = self._history.host, self._history.error(self.text, self.seq)
         if isinstance(error, MismatchError) and (different := host.peers.different(self.seq)):
             return MismatchError(f"{different}; call the same on every rank. The communicator is dead")
         until = time.monotonic() + GRACE_S

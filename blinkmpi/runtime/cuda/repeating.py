@@ -16,10 +16,12 @@ from ...errors import DeviceError
 from ...program.template import Template
 from ...transport.announcement import encode_counted
 from ...transport.control_pages import BODY, CONTROL
+from ...transport.cuda.blocks import OWN, ends_at, ends_of
 from ...transport.cuda.kernel_layout import fingerprint_at
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied, form_of, moving
+from ...transport.cuda.memory_layout import BLOCK_LANE
 from ...transport.cuda.order import ORDER
-from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
+from ...transport.host.launches import MOST_PARTS, MOST_WORDS, BlockLaunchStruct, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
 from ..foreign import EXCHANGE, imported, tensor_reader
 from .buffers import tensor_types
@@ -64,6 +66,8 @@ class Launch:
             "history": ctypes.addressof(call.history.number), "starts": ctypes.addressof(call.starts),
             "kernels": ctypes.addressof(transport.kernels_started),
         }  # fmt: skip
+        if gate := transport.gate_of(call.kernel, transport.gate_from):  # C looks at the bytes of each call
+            numbers |= {"gate": gate.handle, "gate_from": transport.gate_from}
         for i, (kernel, grid, block, words) in enumerate(parts):
             numbers |= {
                 f"function[{i}]": kernel.handle, f"grid[{i}]": grid, f"block[{i}]": block,
@@ -142,6 +146,32 @@ class CountedLaunch(Launch):
         return True
 
 
+class BlockLaunch(Launch):
+    """Calls of blocks on a stream that differ in lengths and places alone: C fits the kernel to each.
+
+    Args:
+        call: one of them.
+    """
+
+    def __init__(self, call: CudaCall) -> None:
+        from ...transport.host.block_call import blocks_of
+
+        super().__init__(call)
+        assert call.blocks is not None
+        moves, n, rank, buffer = call.blocks.moves, call.call.n, call.context.rank, call.blocks.send or call.blocks.recv
+        assert buffer is not None
+        ends, first, (send_has, recv_has) = (
+            ends_of(moves.collective, moves.root, rank, n),
+            ends_at(n),
+            blocks_of(moves, rank),
+        )
+        self._blocks = BlockLaunchStruct(
+            n, rank, buffer.itemsize, moves.root, send_has, recv_has, first - len(OWN), first, len(ends),
+            call.context.transport.block_lanes, BLOCK_LANE,
+        )  # fmt: skip
+        self._struct.blocks = ctypes.addressof(self._blocks)
+
+
 class Repeating:
     """Makes the calls of a communicator known to C.
 
@@ -169,6 +199,13 @@ class Repeating:
         launch = _launch_of(call)
         return self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))
 
+    def keep_blocks(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> bool:
+        """Let C make calls of blocks of whatever lengths, as one that has just been made; whether it can."""
+        if len(call.kernel.args) > MOST_WORDS or not self._repeated.launches:
+            return False
+        launch = BlockLaunch(call)
+        return self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(_flat(args)))
+
     def keep_counts(
         self, call: CudaCall, counts: tuple[int, int], template: Template | None,
         method: object, args: tuple[Any, ...], stream: Any,
@@ -184,8 +221,7 @@ class Repeating:
         kernels = len(_kernels(call.kernel)) + len(call.around.gathers) + len(call.around.scatters)
         if call.repeats and kernels <= MOST_PARTS and not any(len(k.args) > MOST_WORDS for k in _kernels(call.kernel)):
             launch = _launch_of(call)
-            flat = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
-            self._repeated.keep_launched_group(launch, launch.address, method, args, stream, self._aim(flat))
+            self._repeated.keep_launched_group(launch, launch.address, method, args, stream, self._aim(_flat(args)))
 
     def _aim(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What C is told of the libraries, the process and the registered buffers: see ``set_launches`` there."""
@@ -199,6 +235,11 @@ class Repeating:
         array, stream = (cupy.ndarray, cupy.cuda.get_current_stream) if cupy is not None else (None, None)
         parts = b"".join(struct.pack("QQq", *part) for part in self._context.transport.regions.parts())
         return array, stream, tensors, exchange, *self._own, parts
+
+
+def _flat(args: Sequence[Any]) -> list[Any]:
+    """Arguments, and in place of lists and tuples what is in them."""
+    return [item for arg in args for item in (arg if isinstance(arg, list | tuple) else [arg])]
 
 
 def _launch_of(call: CudaCall) -> Launch:

@@ -102,7 +102,8 @@ def open_gpus(
     try:
         context = CudaContext(
             node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,
-            crossing=crossing, mixes=settings.graph_mixing, max_ctas=max_ctas, costs=costs,
+            crossing=crossing, mixes=settings.graph_mixing, max_ctas=max_ctas,
+            gate_from=settings.gate_from, costs=costs,
         )  # fmt: skip
     except (DeviceError, RemoteError) as error:  # on all ranks of a node
         refused = f"the ranks cannot share GPU memory ({error})"

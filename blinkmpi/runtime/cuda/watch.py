@@ -97,7 +97,7 @@ def _tell(calls: CudaCalls, ended: list[int]) -> None:
     WATCHED.discard(calls)
     LOGGED.append(calls)
     with calls.context.gpu.entered():
-        error = calls.context.failed("a call on a stream or in a graph")
+        error = calls.history.error()
     last = calls.last
     if ended and (last is not None or calls.context.transport.has_messages):
         error = PeerLost(calls.host.peers.states(ended, last.seq if last is not None else 0), ended)

@@ -2,4 +2,5 @@
 
 ``meeting`` finds out who is left, by what the ranks of a node see of one another; ``by_mpi`` has MPI make the new
 communicator, by ULFM where a process has died; ``by_store`` makes it over a key-value store.
+``leaving_gpus`` unmaps the other ranks' GPU memory before.
 """

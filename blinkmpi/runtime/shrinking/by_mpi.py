@@ -29,6 +29,7 @@ from ..dispatch import Dispatcher
 from ..in_thread import MOMENT_S, InThread
 from ..process_exit import end_job_if_stopped, job_goes_on
 from ..ranks.mpi import MpiRanks
+from .leaving_gpus import check_gpus, leaving
 from .meeting import Meeting, check_not_left_behind, enter, meet
 
 MADE, NOT_LOST = 1, 2  # bits of what the ranks agree on: all have opened it; none failed but for a rank that was lost
@@ -58,11 +59,7 @@ class MpiShrinking:
             CannotShrink, CollectiveTimeout: then it may be called again. BlinkError: what kept a rank from opening it.
         """
         context = self._context
-        if context.gpus is not None:
-            raise CannotShrink(
-                "shrink(): the kernels of these ranks may have touched GPU memory of a process that is lost, and going "
-                "on with GPUs then is not tried: start the job again. Ranks that all live go on by shrink(exclude=)"
-            )
+        check_gpus(context.gpus)
         check_not_left_behind(context.host.peers)
         deadline = context.timeout_s if timeout_s is None else timeout_s
         enter(self._dispatcher.sequence, deadline)
@@ -159,7 +156,9 @@ class MpiShrinking:
         child.timeout_s = deadline_s
         try:
             begun = self._begun(deadline_s) if self._outlives else None
-            made = Dispatcher(partial(MpiRanks, comm, begun=begun), child.options, child)
+            meet: Callable[[Rendezvous], MpiRanks] = partial(MpiRanks, comm, begun=begun)
+            meet = meet if old.gpus is None else leaving(old.gpus, meet, deadline_s)
+            made = Dispatcher(meet, child.options, child)
         except Exception as raised:
             error = raised
         mine = MADE | NOT_LOST if made is not None else NOT_LOST if isinstance(error, PeerLost) else 0

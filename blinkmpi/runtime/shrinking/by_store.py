@@ -7,16 +7,23 @@ not meet, and look again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ...errors import CannotShrink, PeerLost
+from ...errors import PeerLost
+from ...transport.network.bounded import Rendezvous
 from ..bootstrap import Options
 from ..children import part_of_options
 from ..context import Context
 from ..dispatch import Dispatcher
 from ..ranks.store import StoreRanks
+from .leaving_gpus import check_gpus, leaving
 from .meeting import check_not_left_behind, enter, meet
+
+if TYPE_CHECKING:
+    from ..cuda.context import CudaContext
 
 
 def shrunk_by_store(
@@ -30,17 +37,14 @@ def shrunk_by_store(
         CannotShrink, CollectiveTimeout: then it may be called again. BlinkError: what kept a rank from opening it.
     """
     context = dispatcher.context
-    if context.gpus is not None and dispatcher.sequence.dead is not None:
-        raise CannotShrink(
-            "shrink(): the kernels of these processes may have touched GPU memory of one that is lost, and going on "
-            "with GPUs then is not tried: start the job again"
-        )
+    if dispatcher.sequence.dead is not None:
+        check_gpus(context.gpus)
     deadline = context.timeout_s if timeout_s is None else timeout_s
     check_not_left_behind(context.host.peers)
     lives = bool(without) and dispatcher.sequence.dead is None
     if not lives:
         enter(dispatcher.sequence, deadline)
-    rest, made = _opened(context, ranks, without, deadline)
+    rest, made = _opened(context, ranks, without, deadline, None if lives else context.gpus)
     if lives:
         context.host.pages.shrinks(False)
     else:
@@ -50,13 +54,19 @@ def shrunk_by_store(
 
 
 def _opened(
-    context: Context, ranks: StoreRanks, without: frozenset[int], deadline_s: float
+    context: Context, ranks: StoreRanks, without: frozenset[int], deadline_s: float, left: CudaContext | None
 ) -> tuple[tuple[int, ...], Dispatcher]:
-    """Those that are left, and what makes their calls."""
+    """Those that are left, and what makes their calls.
+
+    Args:
+        left: the GPUs whose memory they give up.
+    """
     while True:  # each time at least one more is lost
         rest = meet(context.host.peers, without, deadline_s).rest
+        begin: Callable[[Rendezvous], StoreRanks] = partial(ranks.left, rest, deadline_s)
         try:
-            return rest, Dispatcher(partial(ranks.left, rest, deadline_s), _options(context, rest))
+            begin = begin if left is None else leaving(left, begin, deadline_s)
+            return rest, Dispatcher(begin, _options(context, rest))
         except PeerLost:
             if not set(context.host.peers.lost()).intersection(rest):
                 raise

@@ -24,10 +24,13 @@ from . import kernel_layout
 from .kernel_layout import BEFORE_CHANNELS, CHANNEL, ROW
 from .kernels.compiler import kernel_source
 from .memory_layout import (
+    BLOCK_DEPTH,
+    BLOCK_LANE,
     LINE,
     MESSAGE_CHUNK,
     MESSAGE_DEPTH,
     ChannelPlace,
+    block_lanes,
     message_lanes,
     sent_first,
     stages_of,
@@ -142,6 +145,21 @@ def messages_source(n: int) -> str:
         "WORKERS": MESSAGE_WORKERS, "LANES": message_lanes(n), "DEPTH": MESSAGE_DEPTH, "LONGEST_CHUNK": MESSAGE_CHUNK
     }  # fmt: skip
     return _source("messages.cu", Call("broadcast", n, (1,), "uint8"), n, macros, kernel_layout.messages_layout(n))
+
+
+def gate_source(n: int) -> str:
+    """Source of the kernel ``gate``, whose arguments are the common ones alone."""
+    return _source("gate.cu", Call("broadcast", n, (1,), "uint8"), n, {}, "")
+
+
+def blocks_source(n: int, *, counted: bool = False) -> str:
+    """Source of the kernel ``blocks``; ``counted``: whose lengths are in GPU memory."""
+    macros: dict[str, str | int] = {
+        "WORKERS": MESSAGE_WORKERS, "LANES": block_lanes(n), "DEPTH": BLOCK_DEPTH, "LONGEST_CHUNK": MESSAGE_CHUNK,
+        "LANE_BYTES": BLOCK_LANE, "COUNTED": int(counted),
+    }  # fmt: skip
+    layout = kernel_layout.blocks_layout(n, counted=counted)
+    return _source("blocks.cu", Call("broadcast", n, (1,), "uint8"), n, macros, layout)
 
 
 def segments_source() -> str:

@@ -53,6 +53,23 @@ def why_none() -> str:
         return f"CUDA: {error}"
 
 
+def device_with(uuid: bytes) -> int:
+    """CUDA's number of the GPU that has a UUID of 16 bytes, among those that this process sees.
+
+    Raises:
+        DeviceError: if it sees no such GPU.
+    """
+    if why := why_none():
+        raise DeviceError(why)
+    for index in range(device_count()):
+        device, found = ctypes.c_int(), ctypes.create_string_buffer(16)
+        code = _driver().cuDeviceGet(ctypes.byref(device), index) or _driver().cuDeviceGetUuid_v2(found, device)
+        if not code and found.raw == uuid:
+            return index
+    raise DeviceError(f"none of the {device_count()} GPUs that CuPy sees has the UUID {uuid.hex()}; let CuPy and the "
+                      "program use one driver and one CUDA_VISIBLE_DEVICES")  # fmt: skip
+
+
 def device_of(at: int) -> int | None:
     """CUDA's number of the GPU whose memory lies at an address; None for what is no memory of a GPU."""
     found = cupy().cuda.runtime.pointerGetAttributes(at)

@@ -24,6 +24,9 @@ PACKETS = (*PacketStreams._fields, "slice", "buffer_bytes")
 DIRECT = (*Segment._fields, "even", "regions")
 STAGES = ("table",)
 MESSAGE = ("memory_at", "peer", "sends", "nbytes", "tag")
+BLOCKS = ("memory_at", "lanes", "ends", "own_from", "own_to", "own_bytes")  # then the ends, of which each has
+BLOCK_END = ("peer", "sends", "at", "nbytes")
+COUNTED = ("item", "send_count", "recv_count", "counts", "told", "places")  # behind them, of lengths in GPU memory
 ROW = (
     "KIND", "COUNT", "CHUNK", "OWN", "STORE", "FIRST", "STRIDE", "DEPTH", "STAGE", "EMULATED", "IN_BYTES", "OUT_BYTES",
     "SPAN", "AFTER",
@@ -110,7 +113,10 @@ def macros(n: int) -> str:
 
 def common_layout(n: int) -> str:
     """Assertions about ``layout.cuh``."""
-    codes = ("ABORTED", "TIMEOUT", "MISMATCH", "OVERLAP", "ANNOUNCEMENT", "FINISH", "PACKET", "SEND", "RECEIVE")
+    codes = (
+        "ABORTED", "TIMEOUT", "MISMATCH", "OVERLAP", "COUNTS",
+        "ANNOUNCEMENT", "FINISH", "PACKET", "SEND", "RECEIVE", "SEND_BLOCK", "RECEIVE_BLOCK",
+    )  # fmt: skip
     return (
         words_are("CommonArguments", COMMON, n=n, before="symmetric")
         + words_are("Report", REPORT)
@@ -144,7 +150,17 @@ def packets_layout(n: int, segments: int = 0) -> str:
 def messages_layout(n: int) -> str:
     """Assertions about ``messages.cu``."""
     return words_are("MessageArguments", MESSAGE, n=n, before="c") + equals(
-        {"sizeof(MessageMemory)": memory.message_bytes(n)}
+        {"sizeof(FifoMemory)": memory.message_bytes(n)}
+    )
+
+
+def blocks_layout(n: int, *, counted: bool) -> str:
+    """Assertions about ``blocks.cu``."""
+    behind = {"each": 2 * (n - 1) * len(BLOCK_END), **dict.fromkeys(COUNTED if counted else (), 1)}
+    return (
+        words_are("BlockArguments", BLOCKS, n=n, before="c", behind=behind)
+        + words_are("BlockEnd", BLOCK_END)
+        + equals({"sizeof(BlockMemory)": memory.block_bytes(n), "LANE_BYTES": memory.BLOCK_LANE})
     )
 
 

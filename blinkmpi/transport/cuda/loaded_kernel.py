@@ -17,7 +17,9 @@ from ..announcement import Called, with_count
 from ..network.endpoints import Endpoints
 from .codegen import (
     arithmetic,
+    blocks_source,
     direct_source,
+    gate_source,
     item_bytes,
     kinds_of,
     messages_source,
@@ -101,6 +103,14 @@ class KernelCache:
     def messages(self) -> Kernel:
         """``messages``."""
         return self._compiled("messages", (), partial(messages_source, self._n))
+
+    def gate(self) -> Kernel:
+        """``gate``, which takes the arguments of the kernel that it stands before."""
+        return self._compiled("gate", (), partial(gate_source, self._n))
+
+    def blocks(self, *, counted: bool = False) -> Kernel:
+        """``blocks``; ``counted``: whose lengths are in GPU memory."""
+        return self._compiled("blocks", (counted,), partial(blocks_source, self._n, counted=counted))
 
     def _compiled(self, name: str, key: tuple[object, ...], source: Callable[[], str]) -> Kernel:
         found = self._known.get((name, *key))

@@ -39,6 +39,10 @@ MESSAGE_CHUNK = 64 << 10  # bytes of one, at most
 MESSAGE_LANE = 16 << 10  # bytes of a message from which it has another lane
 MESSAGE_DEPTH = 8  # slots of a lane
 MESSAGE_FLAGS = 4  # lines of a lane beside its slots
+BLOCK_CTAS = 96  # of a call of blocks
+BLOCK_LANE = 16 << 10  # bytes of a block from which it has another lane
+BLOCK_DEPTH = 4  # slots of a lane
+BLOCK_LINES = 2  # for each other rank: the lengths that it announces, and the number of its calls with this one
 
 
 def ll128_at(n: int) -> int:
@@ -58,8 +62,26 @@ def message_lanes(n: int) -> int:
 
 def message_bytes(n: int) -> int:
     """Bytes of all FIFOs that end at a rank."""
-    lane = MESSAGE_FLAGS * LINE + MESSAGE_DEPTH * (MESSAGE_CHUNK + LINE)
-    return (n - 1) * message_lanes(n) * lane
+    return (n - 1) * message_lanes(n) * _lane_bytes(MESSAGE_DEPTH)
+
+
+def _lane_bytes(depth: int) -> int:
+    return MESSAGE_FLAGS * LINE + depth * (MESSAGE_CHUNK + LINE)
+
+
+def block_lanes(n: int) -> int:
+    """Lanes of a block at most: so many that blocks to and from every other rank, and the own one, have their CTAs."""
+    return max(1, BLOCK_CTAS // (2 * n - 1))
+
+
+def block_bytes(n: int) -> int:
+    """Bytes of what a rank has for calls of blocks: their FIFOs that end there, and what is announced."""
+    return (n - 1) * (block_lanes(n) * _lane_bytes(BLOCK_DEPTH) + BLOCK_LINES * LINE)
+
+
+def lanes_of_block(nbytes: int, most: int) -> int:
+    """Lanes of a block; the kernel has the same rule."""
+    return min(max(1, -(-nbytes // BLOCK_LANE)), most)
 
 
 def lanes_for(nbytes: int, n: int) -> int:

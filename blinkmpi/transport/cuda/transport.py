@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from ...errors import ArgumentError, BlinkError, DeviceError
+from ...program.blocks import BlockMoves
 from ...program.call import Call
 from ...program.ir import Program
 from ...program.partition import NodePart
@@ -23,8 +24,19 @@ from ...program.reduction import dtype_of
 from ...program.template import Sizes, Template
 from ...util.together import Comm, gathered
 from ..announcement import Called
-from .codegen import PACKET_THREADS, STAGE_THREADS, WORKERS, check_rows, packet_threads, rows_of, table, widths
-from .device import Gpu
+from .blocks import block_words, usable_lanes
+from .codegen import (
+    MESSAGE_THREADS,
+    PACKET_THREADS,
+    STAGE_THREADS,
+    WORKERS,
+    check_rows,
+    packet_threads,
+    rows_of,
+    table,
+    widths,
+)
+from .device import Gpu, Kernel
 from .direct_segments import Segment, longest_segment, segment, spread
 from .failure_report import AbortReport
 from .host_slots import HostSlots
@@ -37,6 +49,7 @@ from .memory_layout import (
     MAX_CTAS,
     MAX_RANKS,
     SYMMETRIC_BYTES,
+    block_bytes,
     default_max_ctas,
     groups,
     laid_out,
@@ -54,6 +67,7 @@ from .stage_tables import Table, TableMemory
 from .symmetric_memory import MAX_CLOCKS, REPORT_WORDS, SymmetricMemory
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
+GATED, GATE_THREADS = ("slots", "direct"), 32  # protocols whose calls may have a gate; its threads, of one CTA
 UNNAMED = Called("")  # what many calls share
 
 
@@ -68,6 +82,7 @@ class CudaTransport:
         mixes: whether calls in graphs keep the order of all calls, whatever streams the graphs are launched on.
         max_ctas: CTAs of a kernel at most, 0 for the default, which leaves room for other kernels: two that wait for
             peers, ours and NCCL's, must have room on a GPU at once, and the user's own should go on.
+        gate_from: bytes from which on a call has a gate (``gate.cu``), alike on all ranks; None: no call has one.
 
     Raises:
         DeviceError: on every rank, if some rank cannot map some other's memory.
@@ -83,6 +98,7 @@ class CudaTransport:
         aware: bool = False,
         mixes: bool = True,
         max_ctas: int = 0,
+        gate_from: int | None = None,
     ) -> None:
         self.n, self.rank, self.gpu, self.symmetric_bytes = comm.size, comm.rank, gpu, symmetric_bytes
         self._comm = comm
@@ -94,14 +110,18 @@ class CudaTransport:
         self._host_slots: HostSlots | None = None
         if self.n > MAX_RANKS:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
-        self.memory = SymmetricMemory(comm, gpu, symmetric_bytes + message_bytes(self.n))
+        self.memory = SymmetricMemory(comm, gpu, symmetric_bytes + message_bytes(self.n) + block_bytes(self.n))
         self.symmetric, self.report = self.memory.addresses, self.memory.report
         self.sms = min(gathered(comm, lambda: gpu.sms, int, error=DeviceError))
         self.max_ctas = min(self.sms, max_ctas or default_max_ctas(self.sms))
+        self.block_lanes = usable_lanes(self.n, min(gathered(comm, lambda: self.max_ctas, int, error=DeviceError)))
         self.regions = Regions(gpu, self.n, self.rank, self.memory.table)
         self.tables = TableMemory(gpu, self._last_stream)
         self._captured: set[Table] = set()  # which graphs may name: nobody knows how long they live
         self.kernels = KernelCache(gpu, self.n)
+        self.gate_from = gate_from or 0
+        # CUDA loads it while the GPU is idle: a first call may come while it waits.
+        self._gate = None if gate_from is None or self.n == 1 else self.kernels.gate()
         self._by_packets: dict[tuple[str, str, str], LoadedKernel] = {}  # by protocol, type and operation
 
     # ---- before a call
@@ -290,6 +310,14 @@ class CudaTransport:
         begin = common_words(self.n)
         loaded.args[begin : begin + len(mine) + 1] = [*mine, units]
 
+    def load_blocks(self, moves: BlockMoves, called: Called) -> LoadedKernel:
+        """The kernel of a call of blocks; all ranks have the same :attr:`block_lanes`, which are some."""
+        self.gpu.use()
+        words, ctas = block_words(moves, self.rank, self.symmetric_bytes + message_bytes(self.n), self.block_lanes)
+        common = common_arguments(self.symmetric, self.memory.report_at, fingerprint("blocks", called), self.rank, 0)
+        kernel = self.kernels.blocks()
+        return load_kernel(kernel, ctas, MESSAGE_THREADS, [*common, *words], "blocks", called)
+
     def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:
         """The arguments of ``packets`` behind the common ones."""
         at, box = ll_buffers(codec, self.n)
@@ -328,7 +356,16 @@ class CudaTransport:
         if loaded.then:
             self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
 
-    def starter(self, loaded: LoadedKernel, stream: int, holder: object) -> Callable[..., None]:
+    @property
+    def gated(self) -> bool:
+        """Whether there are calls with a gate."""
+        return self._gate is not None
+
+    def gate_of(self, loaded: LoadedKernel, nbytes: int) -> Kernel | None:
+        """The gate of a call of so many bytes, if it has one: the same on all ranks, whatever each does in the call."""
+        return self._gate if nbytes >= self.gate_from and loaded.protocol in GATED else None
+
+    def starter(self, loaded: LoadedKernel, stream: int, holder: object, nbytes: int) -> Callable[..., None]:
         """What puts a filled call on a stream and returns at once; valid while the transport is.
 
         It is given a number, alike on all ranks, which is added to the fingerprints that the kernels compare: so two
@@ -336,11 +373,15 @@ class CudaTransport:
 
         Args:
             holder: keeps the stream alive: the next call, on another one, asks for it.
+            nbytes: of the call, by which it may have a gate.
         """
         parts = [loaded, loaded.then] if loaded.then else [loaded]
         at = fingerprint_at(self.n)
         text = loaded.called.words
         launches = [(p.args, p.args[at], p.kernel.launcher(p.grid, p.block, stream, p.params, text)) for p in parts]
+        if gate := self.gate_of(loaded, nbytes):
+            launch = gate.launcher(1, GATE_THREADS, stream, loaded.params, f"the gate of {text}")
+            launches.insert(0, (*launches[0][:2], launch))
         tables = [p.table for p in parts if p.table]
 
         def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments
@@ -348,7 +389,7 @@ class CudaTransport:
                 self.begin(stream, holder)
                 if tables and self.gpu.capturing(stream):
                     self._captured.update(tables)
-                self.kernels_started.value += len(launches)
+                self.kernels_started.value += len(parts)  # which count their calls
                 for args, said, launch in launches:
                     args[at] = (said + number) & MASK
                     launch()
@@ -426,21 +467,33 @@ class CudaTransport:
 
     def close(self, comm: Comm | None) -> None:
         """Unmap and free; with ``comm`` collectively, without it only what is local."""
-        self.gpu.use()
-        self.gpu.runtime.deviceSynchronize()
-        if self._messages is not None:
-            self._messages.close()
+        self.finish()
         if comm is not None:
             comm.Barrier()
+        self.unmap()
+        if comm is not None:
+            comm.Barrier()
+            self.free()
+
+    def finish(self) -> None:
+        """Wait until this GPU's work is done."""
+        self.gpu.use()
+        self.gpu.runtime.deviceSynchronize()
+
+    def unmap(self) -> None:
+        """Unmap what is the other ranks', when this GPU's work is done; a second time does nothing."""
+        if self._messages is not None:
+            self._messages.close()
         for region in list(self.regions.known.values()):
             self.regions.drop(region)
         self.memory.unmap()
         if self._host_slots is not None:
             self._host_slots.close()
             self._host_slots = None
-        if comm is not None:
-            comm.Barrier()
-            self.tables.close()
-            self.memory.free()
-            if self._network:
-                self._network.close(self.gpu)
+
+    def free(self) -> None:
+        """Free what is this rank's, when no other rank has it mapped any more."""
+        self.tables.close()
+        self.memory.free()
+        if self._network:
+            self._network.close(self.gpu)

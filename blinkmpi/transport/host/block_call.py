@@ -99,7 +99,7 @@ class KindStruct(ctypes.Structure):
 NO_BLOCK, ONE_BLOCK, EACH_A_BLOCK = range(3)  # as in block_kinds.h
 
 
-def _blocks_of(moves: BlockMoves, rank: int) -> tuple[int, int]:
+def blocks_of(moves: BlockMoves, rank: int) -> tuple[int, int]:
     """What a rank's send buffer and its receive buffer have in calls of a collective."""
     of_root = EACH_A_BLOCK if rank == moves.root else NO_BLOCK
     found = {
@@ -130,7 +130,7 @@ class BlockKind(BlockCall):
         self._tally = np.array([(counters.address(name), 0, 0) for name in names], np.int64)
         self.struct.tally, self.struct.tallies = self._tally.ctypes.data, len(names)
         rings = len(transport.block_memory.takes(moves)) > 1
-        has = _blocks_of(moves, transport.rank)
+        has = blocks_of(moves, transport.rank)
         self.kind = KindStruct(item, moves.root, CACHE_BYTES // (2 * n), rings, *has, self._tally.ctypes.data)
 
     @property

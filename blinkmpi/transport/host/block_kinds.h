@@ -45,13 +45,13 @@ static int are_numbers(const argument_t *a, int64_t n) {
 }
 
 /* Read one of the first two arguments; 0 if its form is Python's to read. */
-static int read_side(const arguments_t *r, const types_t *types, const argument_t *a, int64_t *buffer, int64_t n, side_t *s) {
+static int read_side(const buffer_t *buffers, int64_t many, const types_t *types, const argument_t *a, int64_t *buffer, int64_t n, side_t *s) {
   *s = (side_t){NO_BLOCK};
   if (a->flags == AN_OBJECT) return a->object != types->in_place;
   const argument_t *const end = behind(a);
   const argument_t *const numbers = is_list(a) ? a + 2 : end;
-  if ((is_list(a) && !a->elements) || *buffer >= r->buffered) return 0;
-  s->how = ONE_BLOCK, s->at = r->buffers[*buffer].at, s->nbytes = r->buffers[*buffer].nbytes, ++*buffer;
+  if ((is_list(a) && !a->elements) || *buffer >= many) return 0;
+  s->how = ONE_BLOCK, s->at = buffers[*buffer].at, s->nbytes = buffers[*buffer].nbytes, ++*buffer;
   if (numbers < end && numbers->flags == A_NUMBER) {
     s->counts = numbers;
     if (numbers + 1 < end && numbers[1].flags == A_NUMBER) s->displs = numbers + 1;
@@ -92,7 +92,8 @@ static int fill_kind(const kind_t *k, call_t *call, const arguments_t *r, const 
   side_t send, recv;
   int64_t buffer = 0, sent = 0, received = 0, own[2] = {0, 0}, free[2] = {0, 0}, longest = 0;
   const argument_t *const first = r->key.arguments;
-  if (r->key.count < 2 || !read_side(r, types, first, &buffer, n, &send) || !read_side(r, types, behind(first), &buffer, n, &recv)) return 0;
+  if (r->key.count < 2 || !read_side(r->buffers, r->buffered, types, first, &buffer, n, &send)) return 0;
+  if (!read_side(r->buffers, r->buffered, types, behind(first), &buffer, n, &recv)) return 0;
   if (send.how != k->send_has || recv.how != k->recv_has || !all_apart(&r->key)) return 0;
   for (int64_t i = 0; i < call->tallies; i++) call->tally[TALLY_WORDS * i + 1] = call->tally[TALLY_WORDS * i + 2] = 0;
   for (int64_t p = 0; p < n; p++) {

@@ -32,7 +32,7 @@ static int elements_of_sides(const count_kind_t *k, const call_t *call, const ar
   elements[1] = 0;
   for (int64_t i = 0; i < k->buffers; i++, a = behind(a)) {
     side_t s;
-    if (a == r->key.arguments + r->key.count || !read_side(r, types, a, &buffer, call->n, &s) || s.how == EACH_A_BLOCK) return 0;
+    if (a == r->key.arguments + r->key.count || !read_side(r->buffers, r->buffered, types, a, &buffer, call->n, &s) || s.how == EACH_A_BLOCK) return 0;
     elements[i] = 0;
     if (s.how == NO_BLOCK) continue;
     const int64_t whole = s.nbytes / k->item;

@@ -1,6 +1,7 @@
 /* Calls that differ from kept ones in lengths alone: of blocks (block_kinds.h), and of other counts (count_kinds.h). */
 #pragma once
 #include "block_kinds.h"
+#include "block_launches.h"
 #include "count_kinds.h"
 #include "kept_calls.h"
 
@@ -14,7 +15,8 @@ static entry_t *kind_of(repeated_t *t, const arguments_t *r, int pending) {
     if (e->hash != hash || e->users > 1 || !same_call(&e->key, &key)) continue;
     if (e->launch) {
       e->users++; /* keeps the entry: the code below may change the table */
-      const int fits = fit_launch(e->launch, e->bound, r->arrays, (int)key.arrays), gone = e->users == 1;
+      const int fits = e->launch->blocks ? fit_blocks(e->launch, r, &t->types) : fit_launch(e->launch, e->bound, r->arrays, (int)key.arrays);
+      const int gone = e->users == 1;
       no_longer_used(e);
       if (gone || PyErr_Occurred()) return NULL;
       if (!fits) continue;

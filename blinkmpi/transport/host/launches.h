@@ -8,7 +8,7 @@
 #include "fingerprints.h"
 
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, OF_DEVICE = 2 }; /* of CUDA: pointer attributes, a value of the first */
-enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512 };
+enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512, MOST_RANKS = 16, GATE_THREADS = 32 };
 #define MASK 0xFFFFFFFFu
 #define SPREAD 0x9E3779B1u
 
@@ -30,6 +30,8 @@ typedef struct {
   int64_t asks; /* whether a captured stream is always Python's: to begin a chain, or as graphs may name what is read */
   int64_t parts;
   int64_t first, end; /* those that are the call's own; others copy what a group gathers, and scatter what it got */
+  void *gate; /* what is launched before them, on the arguments of the first, for calls of so many bytes; NULL: nothing */
+  int64_t gate_from;
   void *function[MOST_PARTS];
   int64_t grid[MOST_PARTS], block[MOST_PARTS];
   uint64_t *words[MOST_PARTS]; /* the arguments, for arrays at `base` */
@@ -49,13 +51,14 @@ typedef struct {
   /* what is counted and looked at */
   int64_t *report;   /* from kernels: the second word is not 0 if one has aborted */
   uint64_t *history; /* of the communicator's calls */
-  int64_t *starts;   /* of such calls; whether anybody will look at that again */
+  int64_t *starts;   /* of such calls; whether anybody will look at that again; bytes of calls of blocks */
   int64_t *kernels;
   /* of calls that differ in their counts: the count that the kernel is fit to, 0 if it is to none; the least and the greatest;
    * bytes of each array for each of the count, 0 in the first where the count is always the same, and of the call; the
    * fingerprints without the count, of the announcement and of the kernel */
   int64_t elements, least, most, each[MOST_ARRAYS], each_bytes;
   uint64_t form, kernel_form;
+  struct block_launch *blocks; /* of calls of blocks of whatever lengths */
 } launch_t;
 
 /* ---- calls of other counts */
@@ -178,11 +181,14 @@ static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arra
     words[m[0]][m[1]] += arrays[m[2]]->at - l->base[m[2]];
   *l->kernels += l->end - l->first;
   l->starts[0]++;
+  if (l->blocks) l->starts[2] += l->nbytes;
   Py_BEGIN_ALLOW_THREADS /* the queue of launches may be full */
   if (chain) error = l->wait(l->stream, chain, 0);
   for (int64_t p = 0; p < l->parts && !error; p++) {
     void *parameters[] = {words[p]};
-    error = l->launch(l->function[p], (unsigned)l->grid[p], 1, 1, (unsigned)l->block[p], 1, 1, 0, l->stream, parameters, NULL);
+    if (l->gate && p == l->first && l->nbytes >= l->gate_from)
+      error = l->launch(l->gate, 1, 1, 1, GATE_THREADS, 1, 1, 0, l->stream, parameters, NULL);
+    if (!error) error = l->launch(l->function[p], (unsigned)l->grid[p], 1, 1, (unsigned)l->block[p], 1, 1, 0, l->stream, parameters, NULL);
   }
   if (chain && !error) error = l->record(chain, l->stream);
   Py_END_ALLOW_THREADS

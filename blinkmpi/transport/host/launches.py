@@ -13,3 +13,9 @@ class LaunchStruct(ctypes.Structure):
     """``launch_t`` of launches.h."""
 
     _fields_ = fields("launches.h", "launch_t")
+
+
+class BlockLaunchStruct(ctypes.Structure):
+    """``block_launch_t`` of block_launches.h."""
+
+    _fields_ = fields("block_launches.h", "block_launch_t")

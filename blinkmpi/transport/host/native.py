@@ -52,7 +52,10 @@ RUNNING = 4  # the phase in which all ranks have entered the same call
 NETWORK, REMOTE_DIFFERS = 7, 8  # statuses: MPI failed; another node announced something else
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
 TOLD = 3  # the phase in which announcements alone cross between nodes, through Python
-WITH_PYTHON = (("launches.h", "launch_t"), ("block_kinds.h", "kind_t"), ("count_kinds.h", "count_kind_t"))
+WITH_PYTHON = (
+    ("launches.h", "launch_t"), ("block_kinds.h", "kind_t"), ("count_kinds.h", "count_kind_t"),
+    ("block_launches.h", "block_launch_t"),
+)  # fmt: skip
 TIMING = 2  # words of a traced call's row
 CONSTANTS = (
     SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD,

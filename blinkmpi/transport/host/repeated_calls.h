@@ -5,7 +5,7 @@
 #include "pending_calls.h"
 
 const int64_t blink_python = PY_VERSION_HEX >> 16; /* whose structures this was compiled for */
-const int64_t blink_sizes[] = {sizeof(launch_t), sizeof(kind_t), sizeof(count_kind_t)};
+const int64_t blink_sizes[] = {sizeof(launch_t), sizeof(kind_t), sizeof(count_kind_t), sizeof(block_launch_t)};
 
 /* Run a call; see repeat_call. */
 static PyObject *run_entry(repeated_t *t, entry_t *e, int64_t timeout_ns) {
@@ -154,8 +154,8 @@ static PyObject *keep_group(PyObject *self, PyObject *const *given, Py_ssize_t n
   Py_RETURN_NONE;
 }
 
-/* (bound, address of its launch_t, method, arguments, stream, whether of whatever counts): a call on a stream to be found again;
- * whether it will be. */
+/* (bound, address of its launch_t, method, arguments, stream, whether of whatever counts): a call on a stream to be found again,
+ * one of blocks with whatever lengths; whether it will be. */
 static PyObject *keep_launch(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   repeated_t *const t = table_of(self);
   if (!t || n != 6 || !PyTuple_CheckExact(given[3])) return PyErr_Format(PyExc_TypeError, "expected six arguments");
@@ -165,12 +165,14 @@ static PyObject *keep_launch(PyObject *self, PyObject *const *given, Py_ssize_t 
   learn_stream(&t->gpu, given[4]);
   if (!read_arguments(&r, &t->types, &t->gpu, given[2], given[3], given[4])) Py_RETURN_FALSE;
   call_key_t key;
-  const int counts = given[5] == Py_True;
+  const int counts = given[5] == Py_True, kind = counts || launch->blocks;
   int known = r.key.arrays && r.key.arrays <= MOST_ARRAYS && r.key.stream == (uint64_t)launch->stream;
   for (int64_t i = 0; known && i < r.key.arrays; i++) launch->base[i] = r.arrays[i]->at;
-  if (counts) known = known && key_of_kind(&r.key, &key, 0) && learn_elements(launch, r.arrays, (int)r.key.arrays);
-  known = known && put(t, counts ? &key : &r.key, (entry_t){.bound = given[0], .launch = launch});
-  t->kinds += known && counts;
+  known = known && (!kind || key_of_kind(&r.key, &key, 0));
+  known = known && (!counts || learn_elements(launch, r.arrays, (int)r.key.arrays));
+  known = known && (!launch->blocks || fits_as_python(launch, &r, &t->types));
+  known = known && put(t, kind ? &key : &r.key, (entry_t){.bound = given[0], .launch = launch});
+  t->kinds += known && kind;
   let_go(&r);
   if (PyErr_Occurred()) return NULL;
   return PyBool_FromLong(known);

@@ -50,7 +50,7 @@ def test_packets_of_ranks_that_share_gpus(comm: MPI.Intracomm) -> None:
             loaded = transport.load(call, protocol, Called(f"{call} by {protocol}"))
             transport.fill(loaded, send.data.ptr, recv.data.ptr, 0, 0, TIMEOUT_S)
             for _ in range(2):  # both sets of LL buffers
-                transport.starter(loaded, stream.ptr, stream)()
+                transport.starter(loaded, stream.ptr, stream, call.nbytes)()
             stream.synchronize()
             assert not transport.aborted, transport.error(Called(f"{call} by {protocol}"))
             if want is not None:

@@ -115,7 +115,7 @@ def test_what_is_timed_arrives(comm: MPI.Intracomm) -> None:
     gpu = Gpu(me % device_count())
     port = Rates(gpu, me, n, nbytes=ODD, host_bytes=ODD)
     try:
-        assert not any(gathered(comm, lambda: port.connect(comm.allgather(port.handle()))))
+        assert not any(gathered(comm, lambda: port.connect(comm.allgather(port.handle())), dict[int, str]))
         peer, source = (me + 1) % n, (me - 1) % n
         for salt, move in ((1, port.copy), (101, port.push)):
             port.send(bytes((salt + me + i) % 251 for i in range(ODD)))

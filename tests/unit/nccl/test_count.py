@@ -13,7 +13,7 @@ import pytest
 from blinkmpi.cli.main import main
 from blinkmpi.errors import ArgumentError
 from blinkmpi.nccl.counts import read
-from blinkmpi.nccl.library import LIBRARY, opened_by_name, preloaded
+from blinkmpi.nccl.library import COUNT, LIBRARY, opened_by_name, preloaded
 from tests.harness import ENVIRONMENT, ROOT, mpirun
 
 HERE = Path(__file__).parent
@@ -124,9 +124,9 @@ def test_a_program_that_opens_nccl_by_name(folder: Path) -> None:
 
 def test_a_running_process_is_asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that was started with LD_PRELOAD alone, and one that counts into a folder."""
-    assert main(["nccl"]) == 0
+    assert main(["nccl", "--count"]) == 0
     preload = capsys.readouterr().out.strip()
-    assert preload == str(preloaded())
+    assert preload == str(preloaded(COUNT))
     for more in {}, {"BLINKMPI_NCCL_COUNTS": str(folder)}:
         env = {**os.environ, "LD_PRELOAD": preload, **more}
         with running(folder, env) as program:
@@ -168,7 +168,7 @@ def test_a_program_without_nccl_is_told(folder: Path) -> None:
         library = ctypes.CDLL(os.environ["LD_PRELOAD"])
         print(library.ncclGroupStart(), library.ncclGroupStart())
     """
-    env = {**os.environ, "LD_PRELOAD": str(preloaded())}
+    env = {**os.environ, "LD_PRELOAD": str(preloaded(COUNT))}
     env.pop(LIBRARY)
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=SECONDS, check=False)
@@ -182,7 +182,7 @@ def test_a_program_without_nccl_is_told(folder: Path) -> None:
     (["count", "/no/such/program"], "cannot run '/no/such/program': No such file or directory"),
     (["count", "-o", "/no/folder/x.json", "true"], "cannot write '/no/folder/x.json': No such file or directory"),
     (["status", "999999999"], "process 999999999 cannot be looked into: No such file or directory"),
-    (["status", str(os.getpid())], "has counted no call of NCCL: start it by `blinkmpi nccl count`"),
+    (["status", str(os.getpid())], "has met no library of ours"),
 ])  # fmt: skip
 def test_errors_say_what_to_do(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nccl", *words]) == 2

@@ -388,6 +388,17 @@ def test_the_setting_is_yes_no_or_nothing() -> None:
         read({"BLINKMPI_CUDA_AWARE": "yes"})
 
 
+def test_gates_begin_at_a_number_of_bytes_or_are_off() -> None:
+    texts = {"": None, "off": None, "0": 0, "1048576": 1 << 20, " 8388608 ": 8 << 20, str(1 << 40): 1 << 40}
+    assert {text: read({"BLINKMPI_GATE_FROM": text}).gate_from for text in texts} == texts
+    assert read({}).gate_from is None
+    for text in ("1M", "-1", "1.5", "on", str((1 << 40) + 1), "9" * 30):
+        with pytest.raises(
+            SettingsError, match=r"BLINKMPI_GATE_FROM='.*': expected a number of bytes, 0 to .*, or off"
+        ):
+            read({"BLINKMPI_GATE_FROM": text})
+
+
 def test_all_ranks_must_know_it() -> None:
     answers = ["yes", "no", "yes"]
 

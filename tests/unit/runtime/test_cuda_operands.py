@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from blinkmpi.errors import CollectiveTimeout, PlanError
+from blinkmpi.errors import SHRINK, CollectiveTimeout, PeerLost, PlanError
 from blinkmpi.runtime.cuda import watch as watching
 from blinkmpi.runtime.cuda.calls import CudaCalls
+from blinkmpi.runtime.cuda.history import CallHistory
 from blinkmpi.runtime.cuda.operands import CALLS, NBYTES, OperandsInFlight
 from blinkmpi.runtime.requests import Persistent
 from blinkmpi.util.settings import Settings
@@ -140,14 +141,16 @@ class Job:
     def __init__(self) -> None:
         self.wrong: BaseException | None = None
         self.gone: list[int] = []
-        self.transport = SimpleNamespace(aborted=False, abort=self.abort)
-        self.context: Any = SimpleNamespace(transport=self.transport, gpu=FakeGpu(), failed=CollectiveTimeout)
+        self.transport = SimpleNamespace(aborted=False, abort=self.abort, error=CollectiveTimeout)
+        self.context: Any = SimpleNamespace(transport=self.transport, gpu=FakeGpu())
         of_all = SimpleNamespace(gpus=self.context, rank=3, settings=Settings())
         self.sequence: Any = SimpleNamespace(context=of_all, dead=None)
         peers = SimpleNamespace(
-            ended=lambda: self.gone, mismatch_so_far=lambda seq, text: self.wrong, states=lambda ranks, seq: f"{ranks}"
-        )
-        self.host = SimpleNamespace(peers=peers)
+            ended=lambda: self.gone, lost=lambda: self.gone, remedy=SHRINK,
+            mismatch_so_far=lambda seq, text: self.wrong, states=lambda ranks, seq: f"{ranks}",
+        )  # fmt: skip
+        self.host: Any = SimpleNamespace(peers=peers)
+        self.history = CallHistory(self.context, SimpleNamespace(host=self.host))  # type: ignore[arg-type]
         self.last: Any = SimpleNamespace(seq=9, text="a call")
 
     def abort(self) -> None:
@@ -187,6 +190,18 @@ def test_kernels_give_up_on_a_peer_that_never_comes(job: Job, why: str, capfd: p
     assert job.transport.aborted
     watching.look(suspects)
     assert ("PeerLost: [1]" if why == "gone" else "CollectiveTimeout") in capfd.readouterr().err
+
+
+def test_a_kernel_that_others_had_give_up_is_told_by_the_process_that_died(job: Job) -> None:
+    job.transport.error = PeerLost
+    assert str(job.history.error("a call")) == "a call", "nobody has died: another rank has told why"
+    job.gone = [1]
+    error = job.history.error("a call")
+    assert isinstance(error, PeerLost)
+    assert error.ranks == (1,)
+    assert str(error) == f"a call: [1]. The communicator is dead; {SHRINK}"
+    job.transport.error = CollectiveTimeout
+    assert isinstance(job.history.error("a call"), CollectiveTimeout), "which says more"
 
 
 def test_what_is_closed_or_dead_is_watched_no_longer(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Who is left of the ranks, in control pages that are plain memory; and that nobody goes on with GPUs after a loss."""
+"""Who is left of the ranks, in control pages that are plain memory; and that GPUs of several nodes end with a loss."""
 
 import os
 from types import SimpleNamespace
@@ -9,7 +9,6 @@ import pytest
 
 from blinkmpi.errors import ArgumentError, CannotShrink, CollectiveTimeout, PeerLost
 from blinkmpi.runtime.shrinking.by_mpi import MpiShrinking
-from blinkmpi.runtime.shrinking.by_store import shrunk_by_store
 from blinkmpi.runtime.shrinking.meeting import excluded, meet
 from blinkmpi.transport.control_pages import CONTROL, LEFT, SHRINKS, WENT_ON, ControlPages
 from blinkmpi.transport.liveness import Peers
@@ -73,11 +72,9 @@ def test_what_names_ranks_is_taken() -> None:
     assert excluded(np.array([1, 3]), 0, N) == excluded({1, 3}, 0, N) == frozenset({1, 3})
 
 
-def test_nobody_goes_on_with_gpus_after_a_loss() -> None:
-    context = SimpleNamespace(gpus=object(), n=N, rank=0, mpi=SimpleNamespace(public=None))
+def test_nobody_goes_on_with_gpus_of_several_nodes_after_a_loss() -> None:
+    gpus = SimpleNamespace(here=(0, 1))
+    context = SimpleNamespace(gpus=gpus, n=N, rank=0, mpi=SimpleNamespace(public=None))
     dispatcher: Any = SimpleNamespace(context=context, sequence=SimpleNamespace(dead=PeerLost("rank 1 is gone", [1])))
-    none: Any = None
-    with pytest.raises(CannotShrink, match=r"GPU memory of a process that is lost.*start the job again"):
+    with pytest.raises(CannotShrink, match=r"GPUs on several nodes.*start the job again"):
         MpiShrinking(dispatcher).run(frozenset(), None)
-    with pytest.raises(CannotShrink, match=r"GPU memory of one that is lost.*start the job again"):
-        shrunk_by_store(dispatcher, none, frozenset(), None)

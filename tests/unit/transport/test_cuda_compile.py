@@ -27,7 +27,9 @@ from blinkmpi.transport.cuda.codegen import (  # noqa: E402
     STAGE_THREADS,
     WORKERS,
     StageKind,
+    blocks_source,
     direct_source,
+    gate_source,
     kinds_of,
     messages_source,
     packet_threads,
@@ -40,6 +42,7 @@ from blinkmpi.transport.cuda.kernel_layout import COMMON, SEGMENT_ROOMS  # noqa:
 from blinkmpi.transport.cuda.kernels.compiler import kernel_source  # noqa: E402
 from blinkmpi.transport.cuda.link_rates import SOURCE  # noqa: E402
 from blinkmpi.transport.cuda.packets import PROTOCOLS, Codec  # noqa: E402
+from blinkmpi.transport.cuda.transport import GATE_THREADS  # noqa: E402
 from blinkmpi.trees.tree import Collective  # noqa: E402
 from tests.conformance import allowed  # noqa: E402
 from tests.harness import long_but  # noqa: E402
@@ -187,6 +190,8 @@ def test_every_operation_of_every_type(dtype: str) -> None:
 
 @pytest.mark.parametrize(("kernel", "module", "name", "wrong", "message"), [
     ("direct", kernel_layout, "COMMON", ("fingerprint", "report", *COMMON[2:]), "CommonArguments, fingerprint"),
+    ("gate", kernel_layout, "COMMON", (*COMMON, "one_more"), "CommonArguments, one_more"),
+    ("gate", memory_layout, "ANNOUNCED_AT", 128, "announced) == 128"),
     ("direct", kernel_layout, "REPORT", kernel_layout.REPORT[:-1], "sizeof(Report) == 56"),
     ("direct", kernel_layout, "DIRECT", kernel_layout.DIRECT[::-1], "DirectArguments, regions"),
     ("direct", failure_report, "MISMATCH", 4, "MISMATCH == 4"),
@@ -209,7 +214,11 @@ def test_every_operation_of_every_type(dtype: str) -> None:
     ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),
     ("stages", codegen, "STAGE_THREADS", 480, "THREADS == 480"),
     ("messages", kernel_layout, "MESSAGE", kernel_layout.MESSAGE[::-1], "MessageArguments, tag"),
-    ("messages", memory_layout, "MESSAGE_FLAGS", 3, "sizeof(MessageMemory) == "),
+    ("messages", memory_layout, "MESSAGE_FLAGS", 3, "sizeof(FifoMemory) == "),
+    ("blocks", kernel_layout, "BLOCKS", kernel_layout.BLOCKS[::-1], "BlockArguments, own_bytes"),
+    ("blocks", kernel_layout, "BLOCK_END", ("sends", "peer", "at", "nbytes"), "BlockEnd, sends"),
+    ("blocks", kernel_layout, "COUNTED", kernel_layout.COUNTED[::-1], "BlockArguments, places"),
+    ("blocks", memory_layout, "BLOCK_LINES", 1, "sizeof(BlockMemory) == "),
     ("messages", failure_report, "RECEIVE", -6, "RECEIVE == -6"),
 ])  # fmt: skip
 def test_a_kernel_of_another_layout_does_not_compile(
@@ -226,6 +235,8 @@ def test_a_kernel_of_another_layout_does_not_compile(
         "stages": lambda: stages_source(call, [kind], 64, 4, 8),
         "segments": segments_source,
         "messages": lambda: messages_source(4),
+        "gate": lambda: gate_source(4),
+        "blocks": lambda: blocks_source(4, counted=True),
     }[kernel]()
     with pytest.raises(AssertionError, match=re.escape(message)):
         compiled(source, "sm_90")
@@ -254,6 +265,23 @@ def test_kernels_that_gather_and_scatter(arch: str) -> None:
 def test_messages(arch: str, n: int) -> None:
     found = compiled(messages_source(n), arch, version=GENERATIONS[arch])
     check(f"{arch} n={n}", {"messages": MESSAGE_THREADS}, found)
+
+
+@pytest.mark.parametrize("n", [2, 8, memory_layout.MAX_RANKS])
+@pytest.mark.parametrize("arch", GENERATIONS)
+def test_a_gate_fits_beside_a_product_that_leaves_one_warp(arch: str, n: int) -> None:
+    """384 threads of 168 registers leave 32 to each thread of it."""
+    found = compiled(gate_source(n), arch, version=GENERATIONS[arch])
+    check(f"{arch} n={n}", {"gate": GATE_THREADS}, found)
+    assert found["gate"].registers <= (REGISTERS - 384 * 168) // GATE_THREADS
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("n", [2, 8, memory_layout.MAX_RANKS])
+@pytest.mark.parametrize("arch", GENERATIONS)
+def test_blocks(arch: str, n: int, counted: bool) -> None:
+    found = compiled(blocks_source(n, counted=counted), arch, version=GENERATIONS[arch])
+    check(f"{arch} n={n}", {"blocks": MESSAGE_THREADS}, found)
 
 
 def test_the_compiler_is_heard() -> None:

@@ -24,7 +24,7 @@ struct SymmetricHeader {  // the head of every rank's symmetric memory, which al
   u32 announced_ctas;  // how many CTAs have begun the next one
   u32 barrier_ctas;    // how many CTAs have arrived at the grid barrier
   u64 barrier_seq;     // the last call in which all of them have
-  u64 running;         // the call whose CTA 0 runs now, or 0
+  u64 running;         // the call whose CTA 0 runs now; while its gate waits, what is announced of it; or 0
   u32 pad[24];
   u64 abort;           // not 0: some rank aborted; 1 + its number
   u64 report_taken;    // not 0: a thread of this rank fills in the report
@@ -37,9 +37,12 @@ struct Report {  // in pinned host memory: who aborted, and what for; the first 
   u64 abort;     // not 0: the host or a thread of this rank aborted
   u64 code, seq, peer, stage, chunk, want, seen;
 };
-enum ReportCode { ABORTED = 1, TIMEOUT = 2, MISMATCH = 3, OVERLAP = 4 };
-// What a thread waited for, if not for a stage. Of messages, a report has the tag as `seq` and the bytes as `chunk`.
-enum ReportStage { ANNOUNCEMENT = -1, FINISH = -2, PACKET = -3, SEND = -4, RECEIVE = -5 };
+enum ReportCode { ABORTED = 1, TIMEOUT = 2, MISMATCH = 3, OVERLAP = 4, COUNTS = 5 };
+// What a thread waited for, if not for a stage. Of messages and blocks, a report has the bytes as `chunk`; of messages
+// the tag as `seq`.
+enum ReportStage {
+  ANNOUNCEMENT = -1, FINISH = -2, PACKET = -3, SEND = -4, RECEIVE = -5, SEND_BLOCK = -6, RECEIVE_BLOCK = -7
+};
 
 struct CommonArguments {  // the first part of every kernel's arguments
   SymmetricHeader* symmetric[N];  // symmetric[rank] is our own

@@ -58,13 +58,20 @@ __device__ __forceinline__ int poll_deadline(Deadline& d, const CommonArguments&
   return now - d.since > c.timeout_ns ? TIMEOUT : 0;
 }
 
+// What a kernel does that learns of another rank's abort: nothing, or report a reason of its own, and say so.
+struct KnowsNothing {
+  __device__ __forceinline__ bool operator()() const { return false; }
+};
+
 // Wait until *flag >= want. What its writer wrote before it is then readable. False: the call was aborted.
+template <class Knows = KnowsNothing>
 __device__ __forceinline__ bool await_flag(const CommonArguments& c, const u64* flag, u64 want, u64 seq, int peer,
-                                           i64 stage, i64 chunk) {
+                                           i64 stage, i64 chunk, const Knows& knows = {}) {
   Deadline d = {0, 0};
   u64 seen;
   while ((i64)((seen = load_relaxed(flag)) - want) < 0) {
     const int why = poll_deadline(d, c);
+    if (why == ABORTED && knows()) return false;
     if (why) return broadcast_abort(c, why, seq, peer, stage, chunk, want, seen);
   }
   // Pairs with the fence_system that the writer of the flag executed before it. An acquire in the loop would invalidate
@@ -77,12 +84,14 @@ __device__ __forceinline__ bool await_flag(const CommonArguments& c, const u64* 
 
 // Look once whether `peer` has announced call `seq`, and compare what it calls with what we call. `ok` becomes false if
 // the call is aborted. Returns whether there is nothing more to wait for.
-__device__ __forceinline__ bool poll_announcement(const CommonArguments& c, int peer, u64 seq, Deadline& d, bool& ok) {
+template <class Knows = KnowsNothing>
+__device__ __forceinline__ bool poll_announcement(const CommonArguments& c, int peer, u64 seq, Deadline& d, bool& ok,
+                                                  const Knows& knows = {}) {
   // The acquire pairs with the fence_system of announce.
   const u64 seen = load_acquire(&c.symmetric[c.rank]->announced[peer].words[seq % ANNOUNCED]);
   if ((int)((u32)(seen >> 32) - (u32)seq) < 0) {
     const int why = poll_deadline(d, c);
-    if (why) ok = broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen >> 32);
+    if (why) ok = !(why == ABORTED && knows()) && broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen >> 32);
     return !ok;
   }
   if ((u32)(seen >> 32) == (u32)seq && (u32)seen != (u32)c.fingerprint)
@@ -91,10 +100,11 @@ __device__ __forceinline__ bool poll_announcement(const CommonArguments& c, int 
 }
 
 // Wait until `peer` has announced call `seq`. False: the call was aborted.
-__device__ __forceinline__ bool await_announcement(const CommonArguments& c, int peer, u64 seq) {
+template <class Knows = KnowsNothing>
+__device__ __forceinline__ bool await_announcement(const CommonArguments& c, int peer, u64 seq, const Knows& knows = {}) {
   Deadline d = {0, 0};
   bool ok = true;
-  while (!poll_announcement(c, peer, seq, d, ok)) {}
+  while (!poll_announcement(c, peer, seq, d, ok, knows)) {}
   return ok;
 }
 
@@ -135,6 +145,24 @@ __device__ __forceinline__ void leave(const CommonArguments& c) {
   if (threadIdx.x == blockDim.x - 1) store_relaxed(&c.symmetric[c.rank]->running, 0);
 }
 
+// What a rank announces of a call.
+__device__ __forceinline__ u64 announcement_of(const CommonArguments& c, u64 seq) {
+  return (seq << 32) | (u32)c.fingerprint;
+}
+
+// Announce call `seq` to a peer; with REFERENCES, tell it where our registered buffers are.
+template <bool REFERENCES> __device__ __forceinline__ void tell(const CommonArguments& c, int peer, u64 seq) {
+  Announcement* line = &c.symmetric[peer]->announced[c.rank];
+  const u64 word = announcement_of(c, seq);
+  store_relaxed(&line->words[seq % ANNOUNCED], word);
+  if (REFERENCES) {  // in no order with the word above: each has the number of the call
+    const u64 halves[REFERENCE_WORDS] = {(u32)c.send_ref, c.send_ref >> 32, (u32)c.recv_ref, c.recv_ref >> 32};
+#pragma unroll
+    for (int i = 0; i < REFERENCE_WORDS; i++) store_relaxed(&line->references[i], (seq << 32) | halves[i]);
+  }
+  store_relaxed(&line->last, word);  // of which nothing but the number is read
+}
+
 // Every CTA begins with this, and gets the number of the call. CTA 0 announces it to the peers; the last CTA counts it.
 // Calls of one communicator must not overlap: streams and graphs that overlap are reported here.
 //
@@ -151,17 +179,7 @@ template <bool REFERENCES = false> __device__ __forceinline__ u64 announce(const
   if (REFERENCES && announces) fence_system();
   __syncthreads();
   const u64 seq = shared_seq;
-  if (announces) {
-    Announcement* line = &c.symmetric[threadIdx.x]->announced[c.rank];
-    const u64 word = (seq << 32) | (u32)c.fingerprint;
-    store_relaxed(&line->words[seq % ANNOUNCED], word);
-    if (REFERENCES) {  // in no order with the word above: each has the number of the call
-      const u64 halves[REFERENCE_WORDS] = {(u32)c.send_ref, c.send_ref >> 32, (u32)c.recv_ref, c.recv_ref >> 32};
-#pragma unroll
-      for (int i = 0; i < REFERENCE_WORDS; i++) store_relaxed(&line->references[i], (seq << 32) | halves[i]);
-    }
-    store_relaxed(&line->last, word);  // of which nothing but the number is read
-  }
+  if (announces) tell<REFERENCES>(c, threadIdx.x, seq);
   if (threadIdx.x == blockDim.x - 1) {
     // Orders this CTA's load of `seq`, before the barrier above, before its count. The last CTA to count stores the new
     // `seq`, which no CTA of this call may read.
@@ -171,7 +189,8 @@ template <bool REFERENCES = false> __device__ __forceinline__ u64 announce(const
       own->announced_ctas = 0;
       store_relaxed(&own->seq, seq);
     }
-    if (other) broadcast_abort(c, OVERLAP, seq, c.rank, ANNOUNCEMENT, 0, 0, other);
+    if (other && other != announcement_of(c, seq))  // which this call's own gate has left
+      broadcast_abort(c, OVERLAP, seq, c.rank, ANNOUNCEMENT, 0, 0, other);
   }
   return seq;
 }

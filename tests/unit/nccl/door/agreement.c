@@ -32,8 +32,8 @@ static kind_t kind_by(int number) { return (kind_t){number % 3, 7, 0, -1, number
 int take_call(world_t *w, int rank, int kind, int alone) {
   const kind_t made = kind_by(kind);
   uint64_t number;
-  int added;
-  void *const record = take(w->of + rank, kind < 0 ? NULL : &made, alone, &number, &added);
+  int added, which;
+  void *const record = take(w->of + rank, kind < 0 ? NULL : &made, alone, &number, &added, &which);
   return number ? record != NULL : -1;
 }
 

@@ -1,6 +1,6 @@
-"""The order of memory in ``direct``, executed: ranks step by step in random order, each store late at random.
+"""The order of memory in ``direct`` and in gates before it, executed: step by step, each store late at random.
 
-Only a fence orders the stores of a rank: it waits until all of them have arrived, those of the stream before the kernel
+Ranks take turns in random order. Only a fence orders the stores of a rank: it waits until all of them have arrived, those of the stream before the kernel
 too. The rules of docs/gpu_internals.md are taken away one by one, and each time some rank takes or leaves wrong data.
 """
 
@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 CALLS = 12
-RULES = frozenset({"fence before the announcement", "references have numbers", "fence before the end", "the end"})
+RULES = frozenset({
+    "fence before the announcement", "fence in the gate", "references have numbers", "fence before the end", "the end",
+})  # fmt: skip
 Address = tuple[object, ...]  # what it is; then whose word of it, or its place
 
 
@@ -51,19 +53,33 @@ class Machine:
 
 
 def rank_of(machine: Machine, me: int, rules: frozenset[str]) -> Iterator[None]:
-    """All calls of one rank: everybody gets what all the others send, from and at places that change."""
+    """All calls of one rank: everybody gets what all the others send, from and at places that change.
+
+    Every third call has a gate, a kernel before its own, which announces the call, too, and waits for all ranks.
+    """
     peers, numbered = [r for r in range(machine.n) if r != me], "references have numbers" in rules
+
+    def announce(call: int, refs: tuple[int, int]) -> Iterator[None]:
+        for peer in peers:
+            machine.store(me, peer, ("announced", me), call)
+            for name, ref in zip(("send", "recv"), refs, strict=True):
+                machine.store(me, peer, (name, me), call * numbered << 8 | ref)
+            yield
+
     for call in range(1, CALLS + 1):
         send, recv = call * (me + 2) % 3, call % 2  # registered buffers
         machine.store(me, me, ("buffer", send), call)  # by the stream, before the kernel
         yield
+        if call % 3 == 0:
+            if "fence in the gate" in rules:
+                yield from machine.fence(me)
+            yield from announce(call, (send, recv))
+            for peer in peers:
+                while machine.load(me, ("announced", peer)) < call:
+                    yield
         if "fence before the announcement" in rules:
             yield from machine.fence(me)
-        for peer in peers:
-            machine.store(me, peer, ("announced", me), call)
-            for name, ref in (("send", send), ("recv", recv)):
-                machine.store(me, peer, (name, me), call * numbered << 8 | ref)
-            yield
+        yield from announce(call, (send, recv))
         for peer in peers:
             while machine.load(me, ("announced", peer)) < call:
                 yield

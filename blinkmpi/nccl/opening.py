@@ -1,0 +1,107 @@
+"""How the ranks of an unchanged program's communicator open their GPUs together, for :class:`.binder.Binder`.
+
+They meet over a store that is a folder beside the page on which they signed in. Each step is one of all ranks: what
+fails on one is an error on all, and who dies or does not come is noticed. Behind this, kinds are prepared by each rank
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
+from ..planning.tuned_table import file_of
+from ..runtime.bootstrap import Options, agree_on_plan, agree_on_settings, own_settings
+from ..runtime.cuda.context import CudaContext
+from ..runtime.cuda.setup import as_measured
+from ..topology.gpu import GpuFacts
+from ..topology.live import gather_gpus
+from ..topology.probe import probe
+from ..transport.cuda.device import Gpu, device_with
+from ..transport.network.bounded import Rendezvous
+from ..transport.network.folder_store import shared_folder, sweep
+from ..transport.network.store import StoreComm
+from ..transport.slow_waits import SlowWaits
+from ..trees.tree import ROOTED
+from ..util.cache_folder import cache_dir
+from ..util.settings import LogOnce
+from .binder import COLLECTIVES, Group
+
+SHM = Path("/dev/shm")
+OPEN_S = 60.0  # that the ranks have to come
+
+
+class Hardware(NamedTuple):
+    """How a rank finds its GPU; tests have others."""
+
+    gpu: Callable[[bytes], Gpu] = lambda uuid: Gpu(device_with(uuid))
+    facts: Callable[[Gpu], GpuFacts] = lambda gpu: probe(gpu.bus_id)
+
+
+def open_context(group: Group, *, hardware: Hardware | None = None, seconds: float = OPEN_S) -> CudaContext:
+    """Open the GPUs of a communicator; all its ranks come here, each from a thread of its own.
+
+    Args:
+        seconds: that the other ranks have to come.
+
+    Raises:
+        BlinkError: why these calls stay NCCL's; on every rank that is left.
+    """
+    rendezvous = Rendezvous("opening the GPUs of NCCL's communicator", seconds, SlowWaits(own_settings()))
+    rendezvous.remedy = "its calls stay NCCL's"
+
+    def check() -> None:
+        if (lost := group.lost()) == group.rank:
+            raise PeerLost(f"the program ends, or has given the communicator back; {rendezvous.remedy}")
+        if lost is not None:
+            raise PeerLost(f"rank {lost} has not opened its GPU and will not; {rendezvous.remedy}", [lost])
+
+    rendezvous.check = check
+    prefix = f"blinkmpi-nccl-{os.getuid()}-"
+    sweep(SHM, f"{prefix}*.store")
+    with shared_folder(SHM / f"{prefix}{group.name}.store") as store:
+        comm = StoreComm(store, group.rank, group.n, rendezvous)
+        try:
+            comm.introduce()
+            context = _opened(comm, group, hardware or Hardware())
+        except (PeerLost, CollectiveTimeout):  # who is lost leaves no store
+            raise
+        except BlinkError:
+            comm.close()
+            raise
+        comm.close()
+    return context
+
+
+def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> CudaContext:
+    settings = agree_on_settings(comm, Options())
+    if settings.gpu_disable:
+        raise DeviceError("BLINKMPI_GPU_DISABLE is set; unset it")
+    gpu: Gpu | None = None
+    facts: GpuFacts | Exception
+    try:
+        gpu = hardware.gpu(group.gpu)
+        facts = hardware.facts(gpu)
+    except BlinkError as error:
+        facts = error
+    found, reason = gather_gpus(comm, comm, facts)
+    if found is None or gpu is None:
+        raise DeviceError(reason)
+    machine, costs = as_measured(comm, found, facts)
+    table = file_of(cache_dir(), gpu.name, machine)
+    plans = agree_on_plan(comm, machine, Options(), settings, "onehop", table)
+    roots = {name: range(group.n) if name in ROOTED else (0,) for name in COLLECTIVES}
+    plans.with_parts((name, root) for name in COLLECTIVES for root in roots[name])  # now, as each rank binds alone
+    say = LogOnce(settings)
+
+    def told(text: Callable[[], str], level: str) -> None:
+        if comm.rank == 0 and settings.wants(level):
+            say(text(), level)
+
+    return CudaContext(
+        comm, gpu, machine, plans, emulated=False, say=told, mixes=settings.graph_mixing, max_ctas=settings.max_ctas,
+        costs=costs,
+    )  # fmt: skip

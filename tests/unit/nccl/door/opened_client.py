@@ -1,0 +1,97 @@
+"""A rank of an unchanged program, in whose Python the door finds blinkmpi: opened_client.py LIBRARY ID RANKS RANK.
+
+LIBRARY is what it opens by name; empty: it calls what a program calls that is linked with NCCL.
+
+Its GPU is one of an H200 machine that somebody recorded, and nothing is launched. It prints how many of its calls were
+ours and what was launched, or why there were none. ``DIES=RANK:NAME``: that rank is killed when it comes to a step of
+``opening``. ``FAILS=RANK:NAME``: the step raises. ``LEAVES=1``: it ends at once.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from typing import Any, NoReturn
+
+SIZE, FLOAT, CALLS = ctypes.c_size_t, 7, 20
+PATIENCE_S = 60
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_char * 128),)
+
+
+def prepare(rank: int, n: int) -> Any:
+    """Let ``opening`` find a GPU that is none; the driver, which knows what was launched."""
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from benchmarks.fake.gpu import FakeDriver, FakeGpu
+    from blinkmpi.errors import DeviceError
+    from blinkmpi.nccl import opening
+    from blinkmpi.transport.cuda.kernel_layout import common_words
+    from tests.unit.topology.test_probe import recorded
+
+    with tempfile.TemporaryDirectory() as folder:
+        driver = FakeDriver(folder)
+    driver["words"] = common_words(n) + 1
+    hardware = opening.Hardware(lambda uuid: FakeGpu(driver), lambda gpu: recorded("nvml-h200x8")[rank])  # type: ignore[arg-type, return-value]
+    opening.Hardware = lambda: hardware  # type: ignore[assignment, misc]
+
+    def dies(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fails(*_: Any, **__: Any) -> NoReturn:
+        raise DeviceError("a test wants it so")
+
+    for variable, work in (("DIES", dies), ("FAILS", fails)):
+        who, _, name = os.environ.get(variable, "").partition(":")
+        if who == str(rank):
+            assert hasattr(opening, name)
+            setattr(opening, name, work)
+    return driver
+
+
+def main(path: str, name: str, n: int, rank: int) -> None:
+    from blinkmpi.nccl.status import of_process
+
+    ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
+    driver = prepare(rank, n) if "FAKE" in os.environ else None
+    door, comm = ctypes.CDLL(path or None), ctypes.c_void_p()
+    door.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
+    assert door.ncclCommInitRank(ctypes.byref(comm), n, UniqueId(name.encode()), rank) == 0
+    send, recv = (ctypes.create_string_buffer(1 << 16) for _ in range(2))
+
+    def call(count: int) -> None:
+        assert door.ncclAllReduce(send, recv, SIZE(count), FLOAT, 0, comm, None) == 0
+
+    if "LEAVES" in os.environ:
+        call(1000)
+        door.ncclCommDestroy(comm)
+        return
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:  # each call is decided alike on all ranks, so they make as many
+        call(1000)
+        told = of_process(os.getpid())
+        assert told is not None
+        (found,) = told.communicators
+        if found.state == "NCCL's" or any(kind.whose != "not settled" for kind in found.kinds):
+            break
+        time.sleep(0.01)
+    for count in range(900, 900 + CALLS):
+        call(count)
+    told = of_process(os.getpid())
+    assert told is not None
+    (found,) = told.communicators
+    launched = [driver.last(back)[:2] for back in range(CALLS)] if driver and found.ours else []
+    words = {"state": found.state, "why": found.why, "ours": found.ours, "nccls": found.nccls, "launched": launched}
+    kinds = [[kind.call, kind.dtype, kind.op, kind.most_bytes, kind.whose] for kind in found.kinds]
+    door.ncclCommDestroy(comm)
+    print(json.dumps({**words, "kinds": kinds}))
+
+
+if __name__ == "__main__":
+    main(os.environ.get(sys.argv[1], sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
