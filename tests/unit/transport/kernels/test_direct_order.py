@@ -1,7 +1,8 @@
 """The order of memory in ``direct`` and in gates before it, executed: step by step, each store late at random.
 
-Ranks take turns in random order. Only a fence orders the stores of a rank: it waits until all of them have arrived, those of the stream before the kernel
-too. The rules of docs/gpu_internals.md are taken away one by one, and each time some rank takes or leaves wrong data.
+Ranks take turns in random order. Only a fence orders the stores of a rank: it waits until all of them have arrived,
+those of the stream before the kernel too. The rules of docs/gpu_internals.md are taken away one by one, and each time
+some rank takes or leaves wrong data.
 """
 
 from collections.abc import Iterator
