@@ -41,7 +41,7 @@ Call = Callable[[], object]
 class Case:
     """A collective on buffers of its own: how it is called, and what it must give."""
 
-    def __init__(self, torch: Any, name: str, dtype: str, nbytes: int) -> None:
+    def __init__(self, torch: Any, name: str, dtype: str, nbytes: int, device: str = "cuda") -> None:
         self.torch, dist = torch, torch.distributed
         self.n, self.rank = dist.get_world_size(), dist.get_rank()
         kind = getattr(torch, dtype)
@@ -49,8 +49,8 @@ class Case:
         part = count // self.n
         blocks = {"all_gather": (part, count), "reduce_scatter": (count, part)}
         sent, received = blocks.get(name, (count, count))
-        self.send = torch.zeros(sent, dtype=kind, device="cuda")
-        self.recv = torch.zeros(received, dtype=kind, device="cuda")
+        self.send = torch.zeros(sent, dtype=kind, device=device)
+        self.recv = torch.zeros(received, dtype=kind, device=device)
         self.name, self.root = name, self.n - 1
         send, recv, root = self.send, self.recv, self.root
         self.call: Call = {
@@ -65,7 +65,8 @@ class Case:
 
     def values(self, rank: int, salt: int) -> Any:
         """What a rank sends: small whole numbers, whose sums are exact in every type."""
-        at = self.torch.arange(len(self.recv if self.in_place else self.send), device="cuda")
+        own = self.recv if self.in_place else self.send
+        at = self.torch.arange(len(own), device=own.device)
         return (at * (rank + 3) + salt + rank) % 8
 
     def fill(self, salt: int) -> None:
@@ -91,7 +92,8 @@ class Case:
 
     def wrong(self, salt: int) -> int:
         """How many elements are not what they must be."""
-        self.torch.cuda.synchronize()
+        if self.recv.is_cuda:
+            self.torch.cuda.synchronize()
         wanted = self.wanted(salt)
         return 0 if wanted is None else int((self.recv != wanted.to(self.recv.dtype)).sum())
 

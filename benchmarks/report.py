@@ -42,7 +42,7 @@ from benchmarks.pages.host import (  # noqa: E402
 from benchmarks.pages.lang import lang_file  # noqa: E402
 from benchmarks.pages.rows import blocks  # noqa: E402
 from benchmarks.pages.short_calls import call_forms_file, facts_of, small_calls_file  # noqa: E402
-from benchmarks.pages.torch import torch_group_file, training_file  # noqa: E402
+from benchmarks.pages.torch import fsdp_file, torch_group_file, training_file  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 
 __all__ = ["ReportError", "blocks", "main", "pages", "ratio_tables", "read", "render"]
@@ -125,6 +125,7 @@ def render(results: overview.Results) -> str:
         *section("ablation", texts.ABLATION_LEGEND, ablation_file),
         *section("torch_group", texts.TORCH_LEGEND, torch_group_file),
         *section("training", texts.TRAINING_LEGEND, training_file),
+        *section("fsdp", texts.FSDP_LEGEND, fsdp_file),
         *section("gpu", texts.GPU_LEGEND, gpu_file, gpu_summary(groups["gpu"])),
         *section("host_time", texts.HOST_TIME_LEGEND, host_time_file),
         *section("gpu_messages", texts.GPU_MESSAGES_LEGEND, gpu_messages_file),

@@ -154,7 +154,7 @@ class Collectives:
     def Igatherv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
-        """Non-blocking :meth:`Gatherv`; in GPU memory it begins when all ranks have come."""
+        """Non-blocking :meth:`Gatherv`."""
         return self._start(mpi.GATHERV, (sendbuf, recvbuf, root), timeout, stream)
 
     def Scatterv(
@@ -166,7 +166,7 @@ class Collectives:
     def Iscatterv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
-        """Non-blocking :meth:`Scatterv`; in GPU memory it begins when all ranks have come."""
+        """Non-blocking :meth:`Scatterv`."""
         return self._start(mpi.SCATTERV, (sendbuf, recvbuf, root), timeout, stream)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
@@ -186,11 +186,18 @@ class Collectives:
         return self._start(mpi.ALLTOALL, (sendbuf, recvbuf), timeout, stream)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """As :meth:`Alltoall`, of blocks as in :meth:`Gatherv`."""
+        """As :meth:`Alltoall`, of blocks as in :meth:`Gatherv`.
+
+        Lengths may be in GPU memory: ``[x, counts]`` sends ``counts[r]`` elements to rank r, one block behind another.
+        ``[y, told]`` receives the blocks likewise, and into ``told`` their lengths; with ``[y, (told, places)]`` that
+        of rank r begins at element ``places[r]``. All of them are int64 arrays of n elements, read and written in the
+        order of the stream. A block that does not lie in its buffer is an ArgumentError of a later call, or of
+        ``check()``; nothing is written then.
+        """
         self._call(mpi.ALLTOALLV, (sendbuf, recvbuf), timeout, stream)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
-        """Non-blocking :meth:`Alltoallv`; in GPU memory it begins when all ranks have come."""
+        """Non-blocking :meth:`Alltoallv`."""
         return self._start(mpi.ALLTOALLV, (sendbuf, recvbuf), timeout, stream)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None) -> None:

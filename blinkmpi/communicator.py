@@ -212,8 +212,9 @@ class Communicator(Planned, GuardedIntracomm):
 
         Raises:
             ArgumentError: for an ``exclude`` that cannot be, on this rank.
-            CannotShrink: where the launcher is not Open MPI's ``mpirun --with-ft ulfm`` and a process has died; after a
-                failure on GPUs; on a rank without which the others have gone on.
+            CannotShrink: where the launcher is not Open MPI's ``mpirun --with-ft ulfm`` and a process has died; where
+                the work on a rank's GPU has failed, or the GPUs are of several nodes; on a rank without which the
+                others have gone on.
             CollectiveTimeout: if a rank that runs does not come. Then, as after the others, it may be called again.
         """
         from .runtime.shrinking.by_mpi import MpiShrinking

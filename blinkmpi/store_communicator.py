@@ -106,7 +106,7 @@ class StoreCommunicator(Planned):
 
         Raises:
             ArgumentError: for an ``exclude`` that cannot be, on this rank.
-            CannotShrink: after a failure on GPUs; in a process without which the others have gone on.
+            CannotShrink: where the work on a process's GPU has failed; in one without which the others have gone on.
             CollectiveTimeout: if a process that runs does not come. Then, as after the others, it may be called again.
         """
         from .runtime.shrinking.by_store import shrunk_by_store

@@ -9,7 +9,7 @@ import ctypes
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +76,27 @@ class FakeDriver:
         )  # fmt: skip
         if code:
             raise RuntimeError(f"CUDA error {code}")
+
+
+class FakeStream:
+    """What is asked of CuPy's streams. A graph that is launched counts as the launches that it has."""
+
+    def __init__(self, ptr: int, driver: FakeDriver) -> None:
+        self.ptr, self._driver, self._before = ptr, driver, 0
+
+    def begin_capture(self) -> None:
+        self._driver["captured"], self._before = 1, self._driver["launches"]
+
+    def end_capture(self) -> Any:
+        made, self._driver["captured"] = self._driver["launches"] - self._before, 0
+
+        def launch(stream: Any) -> None:
+            self._driver["launches"] += made
+
+        return SimpleNamespace(launch=launch)
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
 
 
 class FakeGpu:
@@ -156,7 +177,13 @@ class FakeGpu:
         return Capture(self._captures + self.fake["captured"], 1, (self.fake["launches"],))
 
     def new_stream(self) -> Any:
-        return SimpleNamespace(ptr=next(self._streams))
+        return FakeStream(next(self._streams), self.fake)
+
+    @contextlib.contextmanager
+    def timed(self, stream: int) -> Iterator[Callable[[], float]]:
+        """Microseconds, one for each launch."""
+        before = self.fake["launches"]
+        yield lambda: 1e-6 * (self.fake["launches"] - before)
 
     def event(self) -> ctypes.c_void_p:
         return ctypes.c_void_p(EVENT)

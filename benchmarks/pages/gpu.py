@@ -126,8 +126,8 @@ def gpu_messages_file(name: str, document: dict[str, Any]) -> str:
     for row in document["results"]:
         cells = [row["pattern"], exact_size_text(row["bytes"])]
         for kind in kinds:
-            ours, theirs = row[kind]["ours"], row[kind]["nccl"]
-            cells += [us_text(ours), us_text(theirs), ratio_text(theirs / ours)]
+            ours, theirs = row[kind]["ours"], row[kind].get("nccl")  # whose counts no graph can have
+            cells += [us_text(ours), us_text(theirs), NONE if theirs is None else ratio_text(theirs / ours)]
         lines.append(line([*cells, str(row["wrong"])]))
     return "\n".join(lines)
 

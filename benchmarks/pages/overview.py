@@ -30,7 +30,8 @@ Row = tuple[list[str], dict[int, float | None], str]  # what it is, a ratio for 
 MEASUREMENTS = "measurements.md"
 OURS = ("emulated", "hosts", "nodes", "small_calls", "call_forms", "call_cost", "trace_cost", "certainty",
         "lang_measured",
-        "ablation", "host_time", "gpu_messages", "torch_group", "training", "beside_compute", "groups")  # fmt: skip
+        "ablation", "host_time", "gpu_messages", "torch_group", "training", "fsdp", "beside_compute",
+        "groups")  # fmt: skip
 IN_README = ("all_reduce-gpu-graph-np2.json", "all_reduce-bfloat16-gpu-graph-np2.json", "all_reduce-gpu-np2.json",
              "all_reduce-gpu-graph-np4.json", "all_reduce-bfloat16-gpu-graph-np4.json", "all_reduce-np2.json",
              "all_reduce-np4.json")  # fmt: skip

@@ -94,8 +94,8 @@ def gpu_messages(document: dict[str, Any]) -> Iterator[str]:
     for pattern in dict.fromkeys(row["pattern"] for row in rows):
         for kind in ("us", "graph_us", "host_us"):
             times = [row[kind] for row in rows if row["pattern"] == pattern]
-            ratios = (us["nccl"] / us["ours"] for us in times)
-            yield f"{pattern} {kind}: {' '.join(f'{ratio:.2f}' for ratio in ratios)}"
+            ratios = (us["nccl"] / us["ours"] if "nccl" in us else None for us in times)
+            yield f"{pattern} {kind}: {' '.join('-' if ratio is None else f'{ratio:.2f}' for ratio in ratios)}"
 
 
 def groups(document: dict[str, Any]) -> Iterator[str]:
@@ -124,6 +124,15 @@ def training(document: dict[str, Any]) -> Iterator[str]:
         yield f"{row['model']} {row['dtype']}: compute {row['compute_ms']:.1f} ms; {'; '.join(parts)}"
 
 
+def fsdp(document: dict[str, Any]) -> Iterator[str]:
+    """A line for each library: a step and its matrix products in ms, and the first library's step by its own."""
+    for row in document["results"]:
+        yield f"{row['how']}, {row['parameters'] / 1e6:.0f} M, sums in {row['reduce']}"
+        for name, one in row["libraries"].items():
+            products = one["kernels_ms"].get("products", 0.0)
+            yield f"{name}: {one['step_ms']:.1f}, products {products:.1f}, ratio {one['ratio']['median']:.3f}"
+
+
 def message_cost(document: dict[str, Any]) -> Iterator[str]:
     """A message, a hop, and the rate."""
     found = document["blinkmpi"]
@@ -134,7 +143,7 @@ def message_cost(document: dict[str, Any]) -> Iterator[str]:
 PROGRAMS: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "beside_compute": beside_compute, "host_time": host_time, "groups": groups, "torch_group": torch_group,
     "gpu_messages": gpu_messages,
-    "training": training, "message_us": message_cost,
+    "training": training, "fsdp": fsdp, "message_us": message_cost,
 }  # fmt: skip
 
 

@@ -112,6 +112,18 @@ differently. On links of a DGX-1V, which kernels pace to 45 GB/s a unit of NVLin
 it; `ring`, or `rings` and `trees`, are those that NCCL builds there, by our kernels, too.
 """
 
+FSDP_LEGEND = """
+## Sharded training
+
+Steps of a transformer that `fully_shard` (FSDP2) shards, or DDP, over each library in turn, on copies of one model
+([how](../benchmarks/README.md#training)); parameters are bfloat16 in the model's products, and gradients are summed in
+the type of the row. Times are in milliseconds: a step by the GPU's events (on CPU ranks, by the host's clock), and of
+one profiled turn what kernels of each kind took in a step on rank 0. A gate is the kernel of one warp that
+[waits for all ranks](gpu.md#a-gate-before-long-calls) before a long call. Ratio is the first library's step divided by
+the line's, round by round, with the median's 95 % interval. Losses apart is how far a step's loss is from that of the
+first library at most, as a part of it.
+"""
+
 HOST_TIME_LEGEND = """
 ## Host time of GPU calls
 
@@ -123,9 +135,12 @@ GPU_MESSAGES_LEGEND = """
 ## Messages between GPUs
 
 torch's sends and receives of plain bfloat16 tensors: in an exchange every rank sends to the next one and receives from
-the one before, in a batch; one way each even rank sends to the next one. Times of a turn are in microseconds: on a
-stream, one turn behind another; in a CUDA graph; and of the host, to put a turn on its streams. Ratio is NCCL's time,
-in torch's process group, divided by ours.
+the one before, in a batch; one way each even rank sends to the next one. An alltoallv is `all_to_all_single` with split
+sizes, of the same lengths in each turn or of new ones; size is what a rank sends. Experts are tokens of 7168 elements
+that go to the ranks of their experts and back: ours with counts in GPU memory, NCCL's with an exchange of the counts
+before, for which the host waits and which no graph can have. Times of a turn are in microseconds: on a stream, one turn
+behind another; in a CUDA graph; and of the host, to put a turn on its streams. Ratio is NCCL's time, in torch's process
+group, divided by ours.
 """
 
 BESIDE_COMPUTE_LEGEND = """

@@ -8,6 +8,7 @@ from benchmarks.pages.rows import (
     emulated_links,
     exact_size_text,
     fact_lines,
+    failures,
     gpu_lines,
     line,
     ratio_text,
@@ -62,4 +63,25 @@ def training_file(name: str, document: dict[str, Any]) -> str:
             ratios = [f"{ratio:.3f}{between}", ratio_text(one["communication_ms"] / ours["communication_ms"])]
             cells += ["-", "-"] if library in OURS_IN_TRAINING and one is not ours else ratios
             lines.append(line([*cells, f"{one['weights_differ_by']:.0e}"]))
+    return "\n".join(lines)
+
+
+KERNELS = ("products", "communication", "gates")  # of those that fsdp.py tells apart
+
+
+def fsdp_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/training/fsdp.py wrote: a line for each library."""
+    lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="training/fsdp.py")]
+    lines += [*failures(document), ""]
+    lines += table_head("model", "how", "sums", "library", ">step", *(f">{kind}" for kind in KERNELS), ">step: ratio",
+                        ">losses apart")  # fmt: skip
+    for row in document["results"]:
+        for library, one in row["libraries"].items():
+            model = f"{row['parameters'] / 1e6:.1f} M parameters, {row['batch']} x {row['length']} tokens"
+            cells = [model, row["how"], row["reduce"], with_nvls_told(library, document), f"{one['step_ms']:.1f}"]
+            times = (one["kernels_ms"].get(kind) for kind in KERNELS)
+            cells += [NONE if ms is None else f"{ms:.1f}" for ms in times]
+            ratio = one["ratio"]
+            ends = "" if ratio["low"] is None else f" ({ratio['low']:.3f} to {ratio['high']:.3f})"
+            lines.append(line([*cells, f"{ratio['median']:.3f}{ends}", f"{one['losses_apart']:.0e}"]))
     return "\n".join(lines)

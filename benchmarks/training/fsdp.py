@@ -73,8 +73,8 @@ def ways_of(dist: Any, other: str, gates: Sequence[int], limits: Sequence[int]) 
             name = "blink" if mib is None else f"blink, gate from {mib} MiB"
             with variables(GATE_FROM=gate, **({"MAX_CTAS": str(ctas)} if ctas else {})):
                 group = dist.new_group(backend="blink")
-                assert group.comm is not None  # opened now, when the variables hold
-            about = {"gate_from": gate, "max_ctas": ctas or None}
+                settings = group.comm.context.settings  # of a communicator that is opened now, when the variables hold
+            about = {"gate_from": settings.gate_from, "max_ctas": settings.max_ctas or None}
             found.append(Way(f"{name}, {ctas} CTAs" if ctas else name, group, about))
     return found
 

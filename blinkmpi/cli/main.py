@@ -83,10 +83,11 @@ COMMANDS = {
                   "these CPU ranks, and keep it for later jobs", _always, (
         "mpirun -np 8 blinkmpi tune",
         "mpirun -np 8 blinkmpi tune allreduce allgather -b 64K -e 64M",
+        "mpirun -np 2 blinkmpi tune --beside nccl",
     )),
     "top": Entry("watch running jobs on this machine", _never, ("blinkmpi top", "blinkmpi top --once --pid 4711")),
     "run": Entry("run a program of mpi4py's, unchanged, with a Communicator as its MPI.COMM_WORLD", _always),
-    "nccl": Entry("count what an unchanged program asks of NCCL", _always),
+    "nccl": Entry("run a program of NCCL's, unchanged, with calls of ours; or count its calls", _always),
     "launch": Entry("print the mpirun or srun line that starts a program on these machines, with the reason of each "
                     "flag", _never, (
         "blinkmpi launch -np 4 -- python examples/train.py",

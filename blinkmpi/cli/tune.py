@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", metavar="FILE", dest="output", help="write the table here, not to the cache")
     what = "measure an algorithm of one's own too, such as x.py:NAME,PARAMETER=VALUE (docs/lang.md); may be repeated"
     parser.add_argument("--algorithm", action="append", default=[], metavar="FILE", help=what)
+    what = "nccl: time calls that `blinkmpi nccl run` may make beside NCCL's, and keep which are faster"
+    parser.add_argument("--beside", choices=("nccl",), help=what)
     parser.add_argument("-q", dest="quiet", action="store_true", help="no line per size")
 
 
@@ -47,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from ..measure.tune import tune as measure
     from ..transport.cuda.kernels.compiler import kernels_digest
 
+    if args.beside:
+        return _beside_nccl(args, world)
     made = [algorithm_from_root(world, source) for source in args.algorithm]
     names = [collective_named(c) for c in args.collectives]
     for one in made:
@@ -83,6 +87,45 @@ def run(args: argparse.Namespace) -> int:
                 kind = f"{'registered' if r.registered else 'any'}{', 8/16-bit floats' if r.widened else ''}"
                 print(f"{r.collective:15} from {r.min_bytes:>10} B {kind:27} "
                       f"{r.scheme}/{r.protocol} chunk {r.chunk_bytes} ctas {r.ctas or 'default'}")  # fmt: skip
+            print(f"kept in {path}", file=sys.stderr)
+    return 0
+
+
+def _beside_nccl(args: argparse.Namespace, world: Any) -> int:
+    """Measure which calls are faster than NCCL's, and keep the table for unchanged programs."""
+    from ..communicator import Communicator
+    from ..nccl import table
+    from ..nccl.beside import Nccl, measure
+    from ..nccl.binder import COLLECTIVES
+    from ..transport.cuda.kernels.compiler import kernels_digest
+
+    if args.algorithm:
+        raise ArgumentError("tune --beside nccl takes no --algorithm: such calls are not made in NCCL's place")
+    names: list[str] = [collective_named(c) for c in args.collectives] or list(COLLECTIVES)
+    if unknown := [name for name in names if name not in COLLECTIVES]:
+        raise ArgumentError(f"tune --beside nccl {unknown[0]}: expected one of {', '.join(COLLECTIVES)}")
+    sizes = sizes_of(args, "1K", "4M", 2)
+
+    def say(text: str) -> None:
+        if world.rank == 0 and not args.quiet:
+            print(text, flush=True)
+
+    with Communicator(world) as comm:
+        gpus = comm.context.cuda()
+        nccl = Nccl(world)
+        found = measure(comm, nccl, names, sizes, say)
+        nccl.close()
+        if world.rank == 0:
+            path = Path(args.output) if args.output else table.file_of(cache_dir(), gpus.gpu.name, gpus.machine)
+            made = table.FasterTable(
+                gpus.gpu.name, gpus.machine.n, gpus.machine.name, datetime.date.today().isoformat(), nccl.version,
+                table.variables(), kernels_digest(), tuple(names), table.rows_of(found),
+            )  # fmt: skip
+            if (before := table.read(path)) is not None:
+                made = before.joined(made)
+            keep(path, made.to_json())
+            for row in made.rows:
+                print(f"{row.collective:15} {row.dtype:9} to {row.most_bytes:>9} B: {row.gain:.2f} times as fast")
             print(f"kept in {path}", file=sys.stderr)
     return 0
 

@@ -41,14 +41,23 @@ class Kind(NamedTuple):
     root: int
     size_class: int
 
+    @property
+    def name(self) -> str:
+        """The collective's."""
+        return COLLECTIVES[self.collective]
+
+    @property
+    def dtype(self) -> str:
+        """The elements' type; of those with which nobody calculates, as they are moved."""
+        return TYPES[self.type] if self.type < TYPES.index("float8_e4m3") else "uint8"
+
     def largest(self, n: int) -> Call:
         """The longest call of this kind among ``n`` ranks.
 
         Raises:
             ArgumentError: if there is none that has an element for each rank.
         """
-        name = COLLECTIVES[self.collective]
-        dtype = TYPES[self.type] if self.type < TYPES.index("float8_e4m3") else "uint8"  # which are moved as bytes
+        name, dtype = self.name, self.dtype
         blocks = n if name in BLOCKED else 1
         count = (1 << self.size_class) // (dtype_of(dtype).itemsize * blocks)
         if not count:
@@ -143,6 +152,13 @@ class Group(NamedTuple):
     lost: Callable[[], int | None] = lambda: None
 
 
+class Opened(NamedTuple):
+    """A communicator's GPUs, and why calls of a kind stay NCCL's though they could be made; empty: they do not."""
+
+    context: CudaContext
+    declined: Callable[[Kind], str] = lambda kind: ""
+
+
 class Binder:
     """Makes records for the door: of each communicator's kinds, on GPUs that its ranks have opened together.
 
@@ -154,9 +170,9 @@ class Binder:
         gpu: a C function that stands for the door's own, by its address; 0: none.
     """
 
-    def __init__(self, door: ctypes.CDLL, open_context: Callable[[Group], CudaContext], *, gpu: int = 0) -> None:
+    def __init__(self, door: ctypes.CDLL, open_context: Callable[[Group], Opened], *, gpu: int = 0) -> None:
         self._door, self._open_context = door, open_context
-        self._contexts: dict[int, CudaContext] = {}  # by what the door knows it by: where its kernels' report lies
+        self._contexts: dict[int, Opened] = {}  # by what the door knows it by: where its kernels' report lies
         self._records: dict[int, list[Record]] = {}
         self._event = ctypes.c_void_p()
         own = {name: ctypes.cast(getattr(door, f"blinkmpi_door_{name}"), ADDRESS).value for name in IN_C}
@@ -192,17 +208,20 @@ class Binder:
             found = int(self._door.blinkmpi_door_lost(peers))
             return None if not found else found - 1 if found > 0 else int(group.rank)
 
-        context = self._open_context(Group(group.n, group.rank, name, gpu, pids, lost))
+        opened = self._open_context(Group(group.n, group.rank, name, gpu, pids, lost))
+        context = opened.context
         if not self._event:
             with context.gpu.entered():
                 self._event = context.gpu.event()
         at = context.transport.memory.report_at
-        self._contexts[at], self._records[at] = context, []
+        self._contexts[at], self._records[at] = opened, []
         return at
 
     def _bound(self, at: int, kind: Any) -> int:
         numbers = (kind.collective, kind.type, kind.op, kind.root, kind.size_class)
-        context = self._contexts[at]
+        context, declined = self._contexts[at]
+        if why := declined(Kind(*numbers)):
+            raise DeviceError(why)
         with context.gpu.entered():
             record = Record(context, Kind(*numbers), self._event.value or 0)
         self._records[at].append(record)
@@ -210,7 +229,7 @@ class Binder:
 
     def _close(self, at: int) -> None:
         """Let the calls under way end, and give back what no peer looks at; the rest stays until the process ends."""
-        context = self._contexts.pop(at)
+        context = self._contexts.pop(at).context
         with context.gpu.entered():
             context.gpu.runtime.deviceSynchronize()
             context.close(collectively=False)

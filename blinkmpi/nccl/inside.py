@@ -5,11 +5,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 from pathlib import Path
-from typing import Any
 
 from ..errors import ArgumentError
-
-SERVED: list[Any] = []  # the binder, which lives as long as the process
 
 
 def serve(path: str) -> None:
@@ -34,5 +31,5 @@ def serve(path: str) -> None:
     library = ctypes.CDLL(path)
     binder = Binder(library, open_context)
     binder.serve()
-    SERVED.append(binder)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(binder))  # for good: C uses what it has made when Python has ended
     atexit.register(library.blinkmpi_door_retire)

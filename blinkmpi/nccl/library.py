@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import ctypes.util
 import importlib.util
 import os
@@ -77,6 +78,17 @@ def find_nccl() -> Path | None:
         if found and (path := Path(folder, found)).is_file():
             return path
     return None
+
+
+def nccl_version() -> str:
+    """The version of the NCCL that this process has loaded; empty if that is not known."""
+    try:
+        told = ctypes.c_int()
+        if ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(told)):
+            return ""
+    except (OSError, AttributeError):
+        return ""
+    return f"{told.value // 10000}.{told.value // 100 % 100}.{told.value % 100}"
 
 
 def environment(given: Mapping[str, str], source: Path = DOOR) -> dict[str, str]:

@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
-from ..planning.tuned_table import file_of
+from ..planning import tuned_table
+from ..program.reduction import dtype_of
 from ..runtime.bootstrap import Options, agree_on_plan, agree_on_settings, own_settings
 from ..runtime.cuda.context import CudaContext
 from ..runtime.cuda.setup import as_measured
 from ..topology.gpu import GpuFacts
 from ..topology.live import gather_gpus
+from ..topology.model import Topology
 from ..topology.probe import probe
 from ..transport.cuda.device import Gpu, device_with
+from ..transport.cuda.kernels.compiler import kernels_digest
+from ..transport.cuda.memory_layout import slots_at
 from ..transport.network.bounded import Rendezvous
 from ..transport.network.folder_store import shared_folder, sweep
 from ..transport.network.store import StoreComm
@@ -28,9 +32,13 @@ from ..transport.slow_waits import SlowWaits
 from ..trees.tree import ROOTED
 from ..util.cache_folder import cache_dir
 from ..util.settings import LogOnce
-from .binder import COLLECTIVES, Group
+from ..util.together import from_root
+from . import table
+from .binder import COLLECTIVES, Group, Kind, Opened
+from .library import nccl_version
 
 SHM = Path("/dev/shm")
+RULES = "BLINKMPI_NCCL"  # by which the user says which calls may be ours, whatever was measured
 OPEN_S = 60.0  # that the ranks have to come
 
 
@@ -41,7 +49,7 @@ class Hardware(NamedTuple):
     facts: Callable[[Gpu], GpuFacts] = lambda gpu: probe(gpu.bus_id)
 
 
-def open_context(group: Group, *, hardware: Hardware | None = None, seconds: float = OPEN_S) -> CudaContext:
+def open_context(group: Group, *, hardware: Hardware | None = None, seconds: float = OPEN_S) -> Opened:
     """Open the GPUs of a communicator; all its ranks come here, each from a thread of its own.
 
     Args:
@@ -66,17 +74,17 @@ def open_context(group: Group, *, hardware: Hardware | None = None, seconds: flo
         comm = StoreComm(store, group.rank, group.n, rendezvous)
         try:
             comm.introduce()
-            context = _opened(comm, group, hardware or Hardware())
+            found = _opened(comm, group, hardware or Hardware())
         except (PeerLost, CollectiveTimeout):  # who is lost leaves no store
             raise
         except BlinkError:
             comm.close()
             raise
         comm.close()
-    return context
+    return found
 
 
-def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> CudaContext:
+def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> Opened:
     settings = agree_on_settings(comm, Options())
     if settings.gpu_disable:
         raise DeviceError("BLINKMPI_GPU_DISABLE is set; unset it")
@@ -91,8 +99,12 @@ def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> CudaContext:
     if found is None or gpu is None:
         raise DeviceError(reason)
     machine, costs = as_measured(comm, found, facts)
-    table = file_of(cache_dir(), gpu.name, machine)
-    plans = agree_on_plan(comm, machine, Options(), settings, "onehop", table)
+    name = gpu.name
+    choice = from_root(comm, lambda: chosen(name, machine), table.Choice)
+    if choice.why:
+        raise DeviceError(choice.why)
+    tuned = tuned_table.file_of(cache_dir(), name, machine)
+    plans = agree_on_plan(comm, machine, Options(), settings, "onehop", tuned)
     roots = {name: range(group.n) if name in ROOTED else (0,) for name in COLLECTIVES}
     plans.with_parts((name, root) for name in COLLECTIVES for root in roots[name])  # now, as each rank binds alone
     say = LogOnce(settings)
@@ -101,7 +113,32 @@ def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> CudaContext:
         if comm.rank == 0 and settings.wants(level):
             say(text(), level)
 
-    return CudaContext(
+    context = CudaContext(
         comm, gpu, machine, plans, emulated=False, say=told, mixes=settings.graph_mixing, max_ctas=settings.max_ctas,
-        costs=costs,
+        costs=costs, symmetric_bytes=slots_at(group.n),
     )  # fmt: skip
+    rows = choice.table
+    if rows is None:
+        return Opened(context)
+
+    def declined(kind: Kind) -> str:
+        return rows.why_not(kind.name, dtype_of(kind.dtype).itemsize, kind.size_class)
+
+    return Opened(context, declined)
+
+
+def chosen(gpu: str, machine: Topology) -> table.Choice:
+    """Which calls may be ours on these GPUs: what was measured, unless the user has said so; as rank 0 finds it.
+
+    Raises:
+        FormatError, SettingsError: for a table that cannot be read.
+    """
+    if os.environ.get(RULES):
+        return table.Choice()
+    path = table.file_of(cache_dir(), gpu, machine)
+    found = table.read(path)
+    remedy = f"mpirun -np {machine.n} blinkmpi tune --beside nccl, or set BLINKMPI_NCCL=all"
+    if found is None:
+        return table.Choice(None, f"no table says which calls are faster than NCCL's on {machine.n} {gpu}: {remedy}")
+    stale = found.why_stale(nccl_version(), table.variables(), kernels_digest())
+    return table.Choice(None, f"the table {path} does not hold: {stale}: {remedy}") if stale else table.Choice(found)

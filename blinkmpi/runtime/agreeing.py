@@ -45,17 +45,22 @@ def agreed_alone(context: Context, ready: Read) -> Prepared | InBlocks | None:
     """The same, where no rank needs to hear of others; None where some may."""
     if isinstance(ready, InBlocks):
         return ready
-    if isinstance(ready, Exception):
-        return None
-    if (made := _in_blocks(context, ready)) is not None:
-        return made
+    made = ready if isinstance(ready, Exception) else _in_blocks(context, ready)
+    if made is not None:
+        return None if isinstance(made, Exception) else made
     return ready if isinstance(ready, Prepared) and not _lacks_plan(context, ready) else None
 
 
-def _in_blocks(context: Context, ready: Prepared | NeedsNumbers) -> Prepared | InBlocks | None:
+def _in_blocks(context: Context, ready: Prepared | NeedsNumbers) -> Prepared | InBlocks | Exception | None:
     """A call as one of blocks, if it is made as such. All ranks decide alike, before they hear of any length."""
     blocks = ready.blocks
-    if blocks is None or not takes_blocks(context, blocks.moves.collective, on_gpus=ready.on_device):
+    if blocks is not None and blocks.counts is not None and (why := context.cuda().why_no_blocks):
+        return ArgumentError(
+            f"Alltoallv with counts in GPU memory is for GPUs that NVLink joins, and here {why}; pass counts as lists"
+        )
+    if blocks is None:
+        return None
+    if blocks.counts is None and not takes_blocks(context, blocks.moves.collective, on_gpus=ready.on_device):
         return None
     if not ready.on_device:
         return blocks

@@ -43,16 +43,41 @@ class Lengths(msgspec.Struct, frozen=True):
     compare: Callable[[tuple[tuple[int, ...], ...]], None]
 
 
+class CountsOnGpu(msgspec.Struct, frozen=True):
+    """Lengths of blocks in GPU memory, int64 and in elements, one for each rank: what is sent, and what has come.
+
+    ``places`` is where each block that comes is to lie; None: one behind another.
+    """
+
+    counts: DeviceArray
+    told: DeviceArray
+    places: DeviceArray | None = None
+
+    @property
+    def arrays(self) -> tuple[DeviceArray, ...]:
+        """All of them."""
+        return (self.counts, self.told) if self.places is None else (self.counts, self.told, self.places)
+
+
 class InBlocks(msgspec.Struct, frozen=True):
     """A call as blocks between each two ranks: what this rank moves between its whole arrays.
 
     In host memory ``lengths`` are told if two ranks turn out to differ, and only then; in GPU memory kernels compare.
+    With ``counts`` the lengths are in GPU memory, and ``moves`` has none.
     """
 
     moves: BlockMoves
     send: Array | DeviceArray | None
     recv: Array | DeviceArray | None
     lengths: Lengths
+    counts: CountsOnGpu | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the larger one of this rank's buffers that are moved, or that may be."""
+        if self.counts is None:
+            return self.moves.nbytes
+        return max(array.nbytes for array in (self.send, self.recv) if array is not None)
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -91,7 +116,7 @@ class Prepared(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of the call as it is counted, on this rank."""
-        return self.blocks.moves.nbytes if self.blocks else self.call.nbytes
+        return self.blocks.nbytes if self.blocks else self.call.nbytes
 
 
 class NeedsNumbers(msgspec.Struct, frozen=True):

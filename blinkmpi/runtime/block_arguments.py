@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from msgspec.structs import replace
 
 from ..errors import ArgumentError, BufferTypeError
@@ -26,8 +27,20 @@ from ..program.reduction import DTYPES, Array, check_op
 from ..trees.tree import Collective
 from ..util.numbers import rank_of
 from ..util.text import plural
-from .arguments import Copy, InBlocks, Lengths, NeedsNumbers, Prepared, check_apart, check_equal, leaf, memory_like
+from .arguments import (
+    Copy,
+    CountsOnGpu,
+    InBlocks,
+    Lengths,
+    NeedsNumbers,
+    Prepared,
+    check_apart,
+    check_equal,
+    leaf,
+    memory_like,
+)
 from .buffers import Blocks, in_place, op_name, parse, parse_blocks
+from .cuda.buffers import device_buffer, lies_on_device
 
 if TYPE_CHECKING:
     from ..program.blocks import Place
@@ -115,8 +128,10 @@ def alltoall(_: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
     return Prepared(call, send.array, recv.array)
 
 
-def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> NeedsNumbers:
+def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared | NeedsNumbers:
     """``Alltoallv``: a block of everybody to everybody, each of its own length."""
+    if _counts_on_gpu(sendbuf) or _counts_on_gpu(recvbuf):
+        return _counted(n, sendbuf, recvbuf)
     recv = parse_blocks(recvbuf, name="recvbuf", writable=True, n=n)
     recv.check_disjoint()
     within = in_place(sendbuf)
@@ -159,6 +174,51 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> NeedsNumbers:
         blocks = _blocks(text, "alltoall", -1, arrays, places, lengths, in_place=within, stays=within)
     buffers = Prepared(_some(recv.buffer), send.buffer.array, recv.buffer.array)
     return NeedsNumbers(send.counts, with_numbers, buffers, blocks)
+
+
+def _counts_on_gpu(spec: Any) -> bool:
+    """Whether a specification of blocks has lengths that lie in GPU memory."""
+    if not isinstance(spec, list | tuple) or len(spec) < 2:
+        return False
+    parts = spec[1] if isinstance(spec[1], tuple) else spec[1:2]
+    return any(not isinstance(part, int | list | np.ndarray) and lies_on_device(part) for part in parts)
+
+
+def _counted(n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
+    """An Alltoallv of lengths in GPU memory."""
+    forms = "[array, counts] and [array, told] or [array, (told, places)], all in GPU memory"
+    if not all(isinstance(spec, list | tuple) and len(spec) == 2 for spec in (sendbuf, recvbuf)):
+        raise ArgumentError(f"Alltoallv with counts in GPU memory takes {forms}")
+    (sent, counts), (received, told) = sendbuf, recvbuf
+    told, *places = told if isinstance(told, tuple) else (told,)
+    if len(places) > 1:
+        raise ArgumentError(f"recvbuf: {1 + len(places)} arrays of lengths and places; Alltoallv takes {forms}")
+
+    def on_gpu(array: Any, name: str, writable: bool) -> Buffer:
+        found = device_buffer(array, name, writable)
+        if found is None:
+            raise BufferTypeError(f"{name} is not in GPU memory, and counts are; Alltoallv takes {forms}")
+        return found
+
+    def numbers(array: Any, name: str, writable: bool = False) -> DeviceArray:
+        found = on_gpu(array, name, writable)
+        if (found.count, found.dtype) != (n, "int64"):
+            raise ArgumentError(f"{name} has {found.count} x {found.dtype}; expected {n} x int64, one for each rank")
+        return cast(DeviceArray, found.array)
+
+    send, recv = on_gpu(sent, "sendbuf[0]", writable=False), on_gpu(received, "recvbuf[0]", writable=True)
+    check_equal(_none(send), _none(recv))
+    read, written = numbers(counts, "sendbuf[1]"), numbers(told, "recvbuf[1]", writable=True)
+    where = numbers(places[0], "recvbuf[1][1]") if places else None
+    for one in (recv.array, written):
+        for other in (send.array, read, *((where,) if where is not None else ())):
+            check_apart(one, other, None)
+    check_apart(written, recv.array, None)
+    nothing = ((0, 0),) * n
+    moves = _blocks(f"alltoallv({send.dtype}, counts in GPU memory)", "alltoall", -1, (send.array, recv.array),
+                    (nothing, nothing), Lengths((), lambda rows: None))  # fmt: skip
+    blocks = replace(moves, counts=CountsOnGpu(read, written, where))
+    return Prepared(_some(send), send.array, recv.array, blocks=blocks)
 
 
 def _exchanged(call: Call, blocks: Memory, before: tuple[Copy, ...] = ()) -> Prepared:

@@ -12,7 +12,7 @@ from ..lang.algorithms import Algorithm
 from ..program.reduction import Array
 from ..transport.host.host_program import HostProgram
 from .arguments import Prepared
-from .cuda.buffers import current_stream_of_torch, is_plain_tensor, stream_address, tensor_types
+from .cuda.buffers import current_stream_of_torch, is_plain_tensor, lies_on_device, stream_address, tensor_types
 from .foreign import imported
 
 
@@ -58,6 +58,19 @@ def own_bytes(ready: Prepared, program: HostProgram | None = None) -> int:
     """Memory of our own that a call needs, by a program on host memory; launches of groups share a bucket."""
     own = (ready.before or ready.after) and not ready.said
     return ready.call.nbytes if own or (program is not None and program.aside) else 0
+
+
+def spread_out(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arrays on a GPU in arguments that are lists or tuples of such, and how they lie; None for other arguments."""
+    found: list[Any] = []
+    for arg in args:
+        if not isinstance(arg, list | tuple):
+            return None
+        parts = [part for item in arg for part in (item if isinstance(item, tuple) else (item,))]
+        if not all(map(lies_on_device, parts)):
+            return None
+        found += len(parts), *parts
+    return tuple(found)
 
 
 def key_of(prepare: Any, args: tuple[Any, ...], stream: Any, buffers: int) -> tuple[Any, ...] | None:

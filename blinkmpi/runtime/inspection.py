@@ -62,7 +62,7 @@ def explanation(context: Outlook, call: Call) -> Explanation:
         plain = gpus.rule(call, registered=False, plan=plan)
         if (plain.scheme, plain.protocol) != (rule.scheme, rule.protocol):
             live.append(f"buffers that are not registered: {plain.scheme} by {plain.protocol}")
-    if not gpus and (blocks := blocks_line(context, call)):
+    if blocks := blocks_line(context, call):
         live.append(blocks)
     live.append(f"predictions are by {rests_on(context)}")
     like_measured = not context.gpus and not context.emulated and context.host.native
@@ -79,6 +79,8 @@ def blocks_line(context: Outlook, call: Call) -> str:
     """
     if not isinstance(context, Context) or call.collective not in OF_BLOCKS:
         return ""
+    if context.gpus:
+        return _blocks_on_gpus(context, call)
     memory = context.host.block_memory
     if memory is None or not takes_blocks(context, call.collective):
         return ""
@@ -88,6 +90,17 @@ def blocks_line(context: Outlook, call: Call) -> str:
         return f"{name}: no trees; {shot}, longer ones by cma"
     by_cma = f", by cma from {size_text(read_from)} on" if read_from else ""
     return f"{name}: no trees; {shot}, longer ones in chunks{by_cma}"
+
+
+def _blocks_on_gpus(context: Context, call: Call) -> str:
+    if call.collective == "allgather":  # whose lengths all ranks know
+        return ""
+    gpus, name = context.cuda(), f"{call.collective.capitalize()}v"
+    if takes_blocks(context, call.collective, on_gpus=True):
+        lanes = gpus.transport.block_lanes
+        return f"{name}: no trees; from GPU to GPU in {lanes} lanes, lengths compared by the kernels"
+    why = gpus.why_no_blocks or "a scheme for it was asked for"
+    return f"{name}: by trees, and the ranks tell one another the lengths before, as {why}"
 
 
 def no_room(context: Outlook) -> str:

@@ -12,7 +12,7 @@ from .agreeing import agreed
 from .arguments import Read
 from .binding import Binder
 from .bootstrap import is_time
-from .call_keys import key_of
+from .call_keys import key_of, spread_out
 from .collectives import CollectiveMethod, Invocation
 from .sequence import CallSequence
 
@@ -49,7 +49,8 @@ class CallMaker:
     def _make_bound(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         sequence, cuda = self.sequence, self.cuda
         repeats = method.repeats(args)
-        key = key_of(method.prepare, args, stream, method.buffers) if repeats and timeout_s is None else None
+        given = args if repeats or cuda is None else spread_out(args)  # of lengths in GPU memory
+        key = key_of(method.prepare, given, stream, method.buffers) if given and timeout_s is None else None
         bound = self.binder.calls.find(key) if key is not None else None
         if bound is None:
             bound = self.binder.bind(Invocation(method, args), timeout_s, stream, key, repeats=repeats)

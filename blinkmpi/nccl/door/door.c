@@ -238,10 +238,10 @@ static void allow_all(void) {
   if (exchange) exchange(&mode);
 }
 
-/* Whether the program gives a communicator back, here or elsewhere, or ends. */
+/* Whether the program gives a communicator back, or ends, here or elsewhere, before its GPUs were open. */
 static int anybody_leaves(const agreement_t *a) {
   for (int r = 0; r < a->n; r++)
-    if (get(&slot_of(a, r)->left)) return 1;
+    if (get(&slot_of(a, r)->left) && get(&slot_of(a, r)->opened) != CANNOT_OPEN) return 1;
   return __atomic_load_n(&retired, __ATOMIC_SEQ_CST);
 }
 
@@ -256,9 +256,12 @@ static void open_member(member_t *m) {
   if (!binder && !reason[0]) snprintf(reason, sizeof reason, "Python has given no binder");
   void *const context = binder ? binder->open(&group, reason, sizeof reason) : NULL;
   end_asking();
-  if (!context && !anybody_leaves(&m->agreement)) say("a communicator's calls stay NCCL's", reason);
+  static char said[REASON]; /* by this thread alone */
+  if (!context && !anybody_leaves(&m->agreement) && strcmp(reason, said)) say("a communicator's calls stay NCCL's", reason);
+  if (!context) memcpy(said, reason, sizeof said);
   m->opened = 1;
-  set(&slot_of(&m->agreement, m->agreement.rank)->opened, context ? OPENED : CANNOT_OPEN);
+  slot_t *const slot = slot_of(&m->agreement, m->agreement.rank);
+  if (context || !get(&slot->left)) set(&slot->opened, context ? OPENED : CANNOT_OPEN); /* who leaves says that alone */
   if (m->told && !context) snprintf(m->told->why, sizeof m->told->why, "%s", reason);
   if (m->told) m->told->state = context ? OPENED : CANNOT_OPEN;
   __atomic_store_n(&m->context, context, __ATOMIC_RELEASE);

@@ -29,6 +29,7 @@ from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied
 from ...transport.cuda.memory.pool import MemoryPool
+from ...transport.cuda.memory_layout import SYMMETRIC_BYTES
 from ...transport.cuda.packets import PROTOCOLS, fits
 from ...transport.cuda.regions import Region
 from ...transport.cuda.transport import CudaTransport
@@ -62,6 +63,7 @@ class CudaContext:
         max_ctas: of a kernel, 0 for the default.
         gate_from: bytes from which on a call has a gate; None: no call has one. Between nodes none has.
         costs: what calls cost on these GPUs.
+        symmetric_bytes: of each rank's symmetric memory; less has less room for slots.
     """
 
     def __init__(
@@ -80,11 +82,19 @@ class CudaContext:
         max_ctas: int = 0,
         gate_from: int | None = None,
         costs: KernelCosts = H200,
+        symmetric_bytes: int = SYMMETRIC_BYTES,
     ) -> None:
         self.gpu, self.machine, self.planned, self.emulated, self.here = gpu, machine, plans, emulated, here
         self.crossing, self.costs = crossing, costs
         self.transport = CudaTransport(
-            comm, gpu, names=here, aware=aware, mixes=mixes, max_ctas=max_ctas, gate_from=None if here else gate_from
+            comm,
+            gpu,
+            names=here,
+            aware=aware,
+            mixes=mixes,
+            max_ctas=max_ctas,
+            gate_from=None if here else gate_from,
+            symmetric_bytes=symmetric_bytes,
         )
         self.rank = here[comm.rank] if here else comm.rank
         self.comm, self._say = comm, say
@@ -169,8 +179,15 @@ class CudaContext:
                 kept = self._load(call, rule, called)
                 self._kernels.put(key, kept)
             loaded = copied(kept)
-        self._say(partial(_choice, called, rule, loaded), "INFO")
+        self._say(partial(self._choice, call, called, rule, loaded), "INFO")
         return loaded
+
+    def _choice(self, call: Call, called: Called, rule: Rule, loaded: LoadedKernel) -> str:
+        """How a call will run, and why."""
+        where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
+        gate = ", behind a gate" if self.transport.gate_of(loaded, call.nbytes) else ""
+        chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
+        return f"{called.words}: {rule.scheme}, {rule.protocol}{chunk}, {where}{gate}; {rule.reason}"
 
     def _sized(self, call: Call, rule: Rule, called: Called) -> LoadedKernel | None:
         """The kernel of a call that is made of what calls of other counts have loaded; None if there is nothing."""
@@ -313,15 +330,21 @@ class CudaContext:
 
     def _fill_blocks(self, blocks: InBlocks, called: Called, timeout_s: float) -> LoadedKernel:
         """The kernel of a call of blocks with its buffers among its arguments."""
-        loaded = self.transport.load_blocks(blocks.moves, called)
         send, recv = (b.ptr if isinstance(b, DeviceArray) else 0 for b in (blocks.send, blocks.recv))
+        if blocks.counts is None:
+            loaded = self.transport.load_blocks(blocks.moves, called)
+        else:
+            ends, at = [cast(DeviceArray, b) for b in (blocks.send, blocks.recv)], blocks.counts
+            places = 0 if at.places is None else at.places.ptr
+            sizes = ends[0].itemsize, ends[0].size, ends[1].size
+            loaded = self.transport.load_blocks(blocks.moves, called, (*sizes, at.counts.ptr, at.told.ptr, places))
         self.transport.fill(loaded, send, recv, 0, 0, timeout_s)
         self._say(lambda: f"{called.words}: from GPU to GPU in {self.transport.block_lanes} lanes", "INFO")
         return loaded
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory that is not this GPU's, whatever the object says that shows it."""
-        for buffer in (ready.send, ready.recv):
+        for buffer in (ready.send, ready.recv, *_counts(ready)):
             if isinstance(buffer, DeviceArray) and buffer.size and (why := self.gpu.why_not_here(buffer.ptr)):
                 raise BufferTypeError(
                     f"{name}: a buffer is not this GPU's memory: {why}. Make arrays when the Communicator is there, "
@@ -330,7 +353,7 @@ class CudaContext:
 
     def stream_of(self, ready: Prepared) -> int:
         """The stream that a call's buffers were made on."""
-        first, *others = (b.stream for b in (ready.recv, ready.send) if isinstance(b, DeviceArray))
+        first, *others = (b.stream for b in (ready.recv, ready.send, *_counts(ready)) if isinstance(b, DeviceArray))
         for other in set(others) - {first}:
             self.gpu.after(first, other)
         return first
@@ -451,13 +474,11 @@ class CudaContext:
         self._buffers = {}
 
 
+def _counts(ready: Prepared) -> tuple[DeviceArray, ...]:
+    """The lengths of a call that lie in GPU memory."""
+    return ready.blocks.counts.arrays if ready.blocks and ready.blocks.counts else ()
+
+
 def _part(device: DeviceArray) -> tuple[int, int]:
     """Where a buffer begins and ends; one of no elements, which ``empty`` gave, has a byte."""
     return device.ptr, device.ptr + max(device.nbytes, 1)
-
-
-def _choice(called: Called, rule: Rule, loaded: LoadedKernel) -> str:
-    """How a call will run, and why."""
-    where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
-    chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
-    return f"{called.words}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}"

@@ -115,6 +115,8 @@ def open_gpus(
             log(settings, "WARN", f"no GPUs: {refusals[0]}")
         return None, refusals[0]
     if comm.rank == 0:
+        if several and settings.gate_from is not None:
+            log(settings, "WARN", "BLINKMPI_GATE_FROM: calls between nodes have no gate; unset it")
         what = f"{comm.size} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
         across = f"; between nodes chunks are {crossing}" if crossing else ""
         log(settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}{across}")

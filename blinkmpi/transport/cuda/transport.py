@@ -310,12 +310,18 @@ class CudaTransport:
         begin = common_words(self.n)
         loaded.args[begin : begin + len(mine) + 1] = [*mine, units]
 
-    def load_blocks(self, moves: BlockMoves, called: Called) -> LoadedKernel:
-        """The kernel of a call of blocks; all ranks have the same :attr:`block_lanes`, which are some."""
+    def load_blocks(self, moves: BlockMoves, called: Called, counted: Sequence[int] = ()) -> LoadedKernel:
+        """The kernel of a call of blocks; all ranks have the same :attr:`block_lanes`, which are some.
+
+        Args:
+            counted: for lengths in GPU memory, what ``BlockArguments`` of ``blocks.cu`` ends with then.
+        """
         self.gpu.use()
         words, ctas = block_words(moves, self.rank, self.symmetric_bytes + message_bytes(self.n), self.block_lanes)
         common = common_arguments(self.symmetric, self.memory.report_at, fingerprint("blocks", called), self.rank, 0)
-        kernel = self.kernels.blocks()
+        if counted:
+            words, ctas = [*words, *counted], ctas * self.block_lanes  # as many as the longest block may want
+        kernel = self.kernels.blocks(counted=bool(counted))
         return load_kernel(kernel, ctas, MESSAGE_THREADS, [*common, *words], "blocks", called)
 
     def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:

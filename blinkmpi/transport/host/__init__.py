@@ -19,7 +19,7 @@
 ``repeated``         calls and groups that were made before, which C finds and makes again (``repeated_calls.h``):
                      what the user passes (``arguments.h``, ``device_arrays.h``), the table (``kept_calls.h``), calls
                      of other lengths (``kinds.h``), groups (``repeated_groups.h``), launches on a stream
-                     (``launches.h``)
+                     (``launches.h``; of blocks, ``block_launches.h``)
 ``pending_calls``    non-blocking calls, which C begins and moves on (``pending_calls.h``)
 ``mpi_functions``    the addresses of MPI's functions, for C
 ``compiling``        has a library that takes long compiled by another process

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import BlinkError, CollectiveTimeout, MismatchError
+from blinkmpi.errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError
 from blinkmpi.program.reduction import DTYPES, dtype_of
 from blinkmpi.transport.cuda.device import cupy
 from tests.gpu.helpers import at_least, sizes
@@ -62,6 +62,12 @@ def in_blocks(ours: blinkmpi.Communicator) -> bool:
     """Whether calls of blocks are made without a program here."""
     assert ours.context.gpus is not None
     return ours.context.gpus.why_no_blocks == ""
+
+
+def call_and_meet(ours: blinkmpi.Communicator, send: list[Any], recv: list[Any]) -> None:
+    """Make a call that fails on some rank; where it does not, the next call does."""
+    ours.Alltoallv(send, recv)
+    ours.Barrier()
 
 
 @mpi(ranks=RANKS, timeout=300)
@@ -216,7 +222,7 @@ def test_lengths_that_differ_are_named_on_both_ranks(comm: MPI.Intracomm, counts
     x, y = cp.zeros(sum(sent), "uint8"), cp.full(sum(got), 253, "uint8")
     ours = blinkmpi.Communicator(comm, timeout=20)
     with pytest.raises(BlinkError) as raised:
-        ours.Alltoallv([x, sent], [y, got])
+        call_and_meet(ours, [x, sent], [y, got])
     if rank == 0:
         assert isinstance(raised.value, MismatchError), raised.value
         assert f"rank 0 sends {right} bytes to rank 1, which expects {other}" in str(raised.value)
@@ -266,3 +272,152 @@ def test_another_collective_is_a_mismatch(comm: MPI.Intracomm) -> None:
     with pytest.raises(MismatchError):
         call()
     ours.free()
+
+
+# ---------------------------------------------------------------- lengths in GPU memory
+
+
+class Counted:
+    """An Alltoallv of int32 whose lengths are in GPU memory, checked on the device.
+
+    Args:
+        room: elements of each rank's buffers.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, room: int, stream: Any) -> None:
+        cp = cupy()
+        self.n, self.rank, self.room, self.stream = comm.size, comm.rank, room, stream
+        self.base = cp.arange(room, dtype="int32")
+        self.send, self.recv = cp.empty(room, "int32"), cp.empty(room, "int32")
+        self.counts, self.told, self.places = (cp.zeros(self.n, "int64") for _ in range(3))
+        self.wrong = cp.zeros((), "int64")
+
+    def fill(self, lengths: Any, turn: int, places: list[int]) -> None:
+        cp = cupy()
+        with self.stream:
+            self.counts[...] = cp.asarray(lengths[self.rank])
+            self.places[...] = cp.asarray(places)
+            self.send[...] = self.base + 100_000 * self.rank + turn
+            self.recv[...] = -1
+            self.told[...] = -1
+
+    def check(self, lengths: Any, turn: int, places: list[int]) -> None:
+        cp = cupy()
+        with self.stream:
+            want = cp.full(self.room, -1, "int32")
+            for source in range(self.n):
+                first, count = int(lengths[source, : self.rank].sum()), int(lengths[source, self.rank])
+                at = places[source]
+                want[at : at + count] = self.base[first : first + count] + 100_000 * source + turn
+            self.wrong += (self.recv != want).sum() + (self.told != cp.asarray(lengths[:, self.rank])).sum()
+
+
+def packed_places(lengths: Any, rank: int) -> list[int]:
+    return [0, *np.cumsum(lengths[:-1, rank]).tolist()]
+
+
+@mpi(ranks=RANKS, timeout=300)
+@pytest.mark.parametrize("how", ["packed", "places"])
+def test_counts_on_the_gpu(comm: MPI.Intracomm, how: str) -> None:
+    n, draw = comm.size, random.Random(6)
+    stream = cupy().cuda.Stream(non_blocking=True)
+    with blinkmpi.Communicator(comm, timeout=30) as ours:
+        most = 60_000
+        work = Counted(comm, n * (most + 10), stream)
+        cupy().cuda.runtime.deviceSynchronize()
+        for turn in range(CALLS):
+            lengths = np.array([[draw.choice((0, 1, 5, draw.randrange(most))) for _ in range(n)] for _ in range(n)])
+            places = packed_places(lengths, comm.rank)
+            if how == "places":  # in another order, with gaps
+                places = [(most + 10) * ((source + turn) % n) + 7 for source in range(n)]
+            work.fill(lengths, turn, places)
+            told = work.told if how == "packed" else (work.told, work.places)
+            ours.Alltoallv([work.send, work.counts], [work.recv, told], stream=stream)
+            work.check(lengths, turn, places)
+            if turn % 7 == 3:
+                ours.Allreduce(MPI.IN_PLACE, work.send[:100], stream=stream)
+        stream.synchronize()
+        ours.check()
+        assert int(work.wrong) == 0
+
+
+@mpi(ranks=RANKS[:2], timeout=120)
+def test_a_graph_whose_counts_change(comm: MPI.Intracomm) -> None:
+    n, draw = comm.size, random.Random(7)
+    stream = cupy().cuda.Stream(non_blocking=True)
+    with blinkmpi.Communicator(comm, timeout=30) as ours:
+        work = Counted(comm, n * 5000, stream)
+        cupy().cuda.runtime.deviceSynchronize()
+        args = [work.send, work.counts], [work.recv, work.told]
+        ours.Alltoallv(*args, stream=stream)
+        stream.synchronize()
+        with stream:
+            stream.begin_capture()
+            ours.Alltoallv(*args, stream=stream)
+            graph = stream.end_capture()
+        for turn in range(300):
+            lengths = np.array([[draw.randrange(5000) for _ in range(n)] for _ in range(n)])
+            places = packed_places(lengths, comm.rank)
+            work.fill(lengths, turn, places)
+            graph.launch(stream)
+            work.check(lengths, turn, places)
+        stream.synchronize()
+        ours.check()
+        assert int(work.wrong) == 0
+
+
+@mpi(ranks=RANKS[:2], timeout=120)
+@pytest.mark.parametrize("wrong", ["negative", "beyond the send buffer", "too much to receive", "a place outside"])
+def test_counts_that_do_not_fit(comm: MPI.Intracomm, wrong: str) -> None:
+    """The rank whose buffer it is says so; nothing is written."""
+    n, rank, cp = comm.size, comm.rank, cupy()
+    ours = blinkmpi.Communicator(comm, timeout=20)
+    x, y, told = cp.zeros(n * 100, "float32"), cp.full(n * 100, 7, "float32"), cp.full(n, -1, "int64")
+    counts = cp.full(n, 100, "int64")
+    receives: list[Any] = [y, told]
+    if wrong == "negative" and rank == 0:
+        counts[1] = -5
+    elif wrong == "beyond the send buffer" and rank == 0:
+        counts[n - 1] = 1 << 62
+    elif wrong == "too much to receive" and rank == 0:
+        receives = [y[:-1], told]
+    elif wrong == "a place outside":
+        receives = [y, (told, cp.asarray([0] * n if rank else [0] * (n - 1) + [n * 100 - 99], "int64"))]
+    with pytest.raises(BlinkError) as raised:
+        call_and_meet(ours, [x, counts], receives)
+    if rank == 0:
+        assert isinstance(raised.value, ArgumentError), raised.value
+        text = {
+            "negative": "counts[1] of rank 0 is -5",
+            "beyond the send buffer": f"counts[{n - 1}] of rank 0 is {1 << 62}",
+            "too much to receive": f"rank 0 gets 100 elements from rank {n - 1}, from element {100 * n - 100} on",
+            "a place outside": f"rank 0 gets 100 elements from rank {n - 1}, from element {100 * n - 99} on",
+        }[wrong]
+        assert text in str(raised.value)
+        assert (y == 7).all()
+        assert (told == -1).all()
+    ours.free()
+
+
+@mpi(ranks=RANKS[:2], timeout=120)
+def test_all_to_all_single(comm: MPI.Intracomm) -> None:
+    """torch's call with split sizes is one of blocks."""
+    torch = pytest.importorskip("torch")
+    from tests.gpu.streams.test_torch import on_gpu
+    from tests.torch.test_backend import job
+
+    n, rank, draw = comm.size, comm.rank, random.Random(8)
+    with on_gpu(), job() as group:
+        for _ in range(30):
+            lengths = np.array([[draw.choice((0, 1, draw.randrange(300))) for _ in range(n)] for _ in range(n)])
+            sent, got = lengths[rank].tolist(), lengths[:, rank].tolist()
+            x = torch.arange(sum(sent) * 16, dtype=torch.float32).reshape(-1, 16) + rank
+            y = torch.full((sum(got), 16), -1.0)
+            torch.distributed.all_to_all_single(y, x, got, sent)
+            first = [int(lengths[source, :rank].sum()) for source in range(n)]
+            want = [
+                torch.arange(16 * first[r], 16 * (first[r] + got[r]), dtype=torch.float32).reshape(-1, 16) + r
+                for r in range(n)
+            ]
+            assert torch.equal(y, torch.cat(want))
+        assert "blocks" in [p.protocol for p in group.comm.stats().protocols]

@@ -35,10 +35,14 @@ def _compiled() -> None:
 
 
 def call_until_error(
-    ours: blinkmpi.Communicator, x: Any, y: Any, stream: Any, op: MPI.Op = MPI.SUM, many: int = 10
+    ours: blinkmpi.Communicator, x: Any, y: Any, stream: Any, op: MPI.Op = MPI.SUM, many: int = 10, graph: Any = None
 ) -> None:
+    """Make a call, or replay a graph, and ask what became of it."""
     for _ in range(many):
-        ours.Allreduce(x, y, op, stream=stream)
+        if graph is None:
+            ours.Allreduce(x, y, op, stream=stream)
+        else:
+            graph.launch(stream)
         stream.synchronize()
         ours.check()
         time.sleep(0.1)
@@ -98,7 +102,7 @@ def test_lengths_on_both_sides_of_the_border(comm: MPI.Intracomm) -> None:
 @pytest.mark.parametrize("captured", [False, True])
 def test_the_deadline_names_who_is_late(comm: MPI.Intracomm, *, registered: bool, captured: bool) -> None:
     cp, late = cupy(), comm.size - 1
-    ours = blinkmpi.Communicator(comm, timeout=DEADLINE_S)
+    ours = blinkmpi.Communicator(comm, stream="current", timeout=DEADLINE_S)
     stream = cp.cuda.Stream(non_blocking=True)
     x, y = ((ours.empty if registered else cp.empty)(BIG, "float32") for _ in range(2))
     cp.cuda.Device().synchronize()
@@ -111,13 +115,8 @@ def test_the_deadline_names_who_is_late(comm: MPI.Intracomm, *, registered: bool
     found: BlinkError | None = None
     began = time.monotonic()
     if comm.rank != late:
-        if captured:
-            graph.launch(stream)
-        else:
-            ours.Allreduce(x, y, stream=stream)
-        stream.synchronize()
         with pytest.raises((CollectiveTimeout, PeerLost)) as caught:
-            ours.check()
+            call_until_error(ours, x, y, stream, many=1, graph=graph if captured else None)
         found = caught.value
         assert time.monotonic() - began < DEADLINE_S + PATIENCE_S
     errors = comm.allgather((type(found).__name__, str(found)))
@@ -131,15 +130,15 @@ def test_the_deadline_names_who_is_late(comm: MPI.Intracomm, *, registered: bool
     with contextlib.suppress(BlinkError):
         ours.Free()
     with blinkmpi.Communicator(comm) as again:  # the GPU is as good as before
-        x[...] = 1
-        again.Allreduce(MPI.IN_PLACE, x)
-        assert (x == comm.size).all()
+        z = cp.ones(BIG, "float32")
+        again.Allreduce(MPI.IN_PLACE, z)
+        assert (z == comm.size).all()
 
 
 @mpi(ranks=RANKS, timeout=60, env=GATED)
 def test_another_call_of_a_peer_is_found_by_the_gate(comm: MPI.Intracomm) -> None:
     cp = cupy()
-    ours = blinkmpi.Communicator(comm, timeout=30)
+    ours = blinkmpi.Communicator(comm, stream="current", timeout=30)
     stream = cp.cuda.Stream(non_blocking=True)
     x, y = (cp.ones(BIG, "float32") for _ in range(2))
     cp.cuda.Device().synchronize()
@@ -203,7 +202,7 @@ def beside_a_late_peer(ours: blinkmpi.Communicator, spin: Any, x: Any) -> tuple[
 def test_a_late_peer_does_not_slow_down_a_product(comm: MPI.Intracomm, *, registered: bool) -> None:
     """On another stream of the same GPU, while a call of 64 MiB waits."""
     cp, spin = cupy(), spinner()
-    with blinkmpi.Communicator(comm, timeout=30) as ours:
+    with blinkmpi.Communicator(comm, stream="current", timeout=30) as ours:
         x = (ours.empty if registered else cp.empty)(16 << 20, "float32")
         x[...] = 0
         alone, beside, meanwhile = beside_a_late_peer(ours, spin, x)
@@ -218,7 +217,7 @@ def test_a_late_peer_does_not_slow_down_a_product(comm: MPI.Intracomm, *, regist
 def test_graphs_replayed(comm: MPI.Intracomm) -> None:
     """Plain, registered and in place, among ordinary calls, on two streams."""
     cp, spin, n = cupy(), spinner(), comm.size
-    with blinkmpi.Communicator(comm, timeout=30) as ours:
+    with blinkmpi.Communicator(comm, stream="current", timeout=30) as ours:
         streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
         work = Stress(comm, streams[0], n * BIG)
         kinds = [("allreduce", BIG), ("broadcast", BIG), ("allgather", BIG), ("reduce_scatter", BIG), ("gather", 999)]
@@ -259,7 +258,8 @@ def test_graphs_replayed(comm: MPI.Intracomm) -> None:
 def test_two_communicators(comm: MPI.Intracomm) -> None:
     """Their calls keep one order, gates and kernels."""
     cp, spin, n = cupy(), spinner(), comm.size
-    with blinkmpi.Communicator(comm, timeout=30) as one, blinkmpi.Communicator(comm, timeout=30) as other:
+    options = {"stream": "current", "timeout": 30}
+    with blinkmpi.Communicator(comm, **options) as one, blinkmpi.Communicator(comm, **options) as other:
         pairs = [(ours, cp.cuda.Stream(non_blocking=True)) for ours in (one, other)]
         x = [cp.empty(BIG, "float32") for _ in pairs]
         for i in range(60):

@@ -1,20 +1,23 @@
 """Calls of blocks on a GPU that is none: their kernels' arguments, by Python and by C, and who decides what."""
 
+import contextlib
 import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import ArgumentError
+from blinkmpi.errors import ArgumentError, BufferTypeError
+from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.transport.cuda.blocks import ends_at
-from blinkmpi.transport.cuda.kernel_layout import BLOCK_END, buffers_at, common_words
+from blinkmpi.transport.cuda.kernel_layout import BLOCK_END, COUNTED, buffers_at, common_words
 from blinkmpi.transport.cuda.memory_layout import lanes_of_block
 from tests.harness import mpi
 from tests.mpi.launch.test_launches import STREAM, gpu_job, made_alike, made_by_c, torch, transport_of
@@ -145,3 +148,36 @@ def test_what_c_leaves_to_python(comm: MPI.Intracomm) -> None:
             assert driver["launches"] == launches
         assert not made_by_c(ours, lambda: call([x, ([5, 6], [100, 0])], [y, ([5, 6], [100, 0])]))  # not in order
         assert made_by_c(ours, lambda: call([x, [1, 2]], [y, [1, 2]]))
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_counts_on_the_gpu(comm: MPI.Intracomm) -> None:
+    """What the kernel is told; calls of the same arrays are bound once."""
+    n, x, y = comm.size, torch.zeros(1000), torch.zeros(2000)
+    counts, told, places = (torch.zeros(n, dtype=torch.int64) for _ in range(3))
+    with gpu_job(comm) as (ours, driver):
+        behind = words_of(n)
+        driver["words"], lanes = behind + len(COUNTED), transport_of(ours).block_lanes
+        for receives, where in (([y, told], 0), ([y, (told, places)], places.data_ptr())):
+            for turn in range(3):
+                bound = mock.patch.object(CudaCalls, "bind", side_effect=AssertionError("it is bound already"))
+                with bound if turn else contextlib.nullcontext():
+                    ours.Alltoallv([x, counts], receives, stream=STREAM)
+                _, grid, _, _, words = driver.last()
+                assert grid == (2 * n - 1) * lanes
+                assert words[behind:] == [4, 1000, 2000, counts.data_ptr(), told.data_ptr(), where]
+                assert words[buffers_at(n) : buffers_at(n) + 2] == [x.data_ptr(), y.data_ptr()]
+        call = partial(ours.Alltoallv, stream=STREAM)
+        for wrong in (
+            ([x, counts[:1]], [y, told]), ([x, counts.int()], [y, told]), ([x, counts], [y.int(), told]),
+            ([x, counts], [y, [1, 1]]), ([x, [1, 1]], [y, told]), ([x, counts], [y, counts]), ([x, counts], y),
+            ([x, counts], [y, (told, places, places)]), ([x, counts], [x, told]), (MPI.IN_PLACE, [y, told]),
+        ):  # fmt: skip
+            with pytest.raises((ArgumentError, BufferTypeError)):
+                call(*wrong)
+    with (
+        gpu_job(comm) as (ours, _),
+        mock.patch.object(ours.context.gpus, "why_no_blocks", "there is no NVLink"),
+        pytest.raises(ArgumentError, match=r"here there is no NVLink; pass counts as lists"),
+    ):
+        ours.Alltoallv([x, counts], [y, told], stream=STREAM)

@@ -176,6 +176,26 @@ def test_products_beside_calls_have_a_section_where_there_is_such_a_file() -> No
     assert "8192^3 bfloat16 16M: 8: 1.10 1.50; 1.10 1.75; 1.25 | all: 1.10 1.50; wrong |" in summary
 
 
+def test_sharded_training_is_shown() -> None:
+    made = script("report")
+    one = {"step_ms": 80.0, "kernels_ms": {"products": 15.4, "communication": 40.0}, "losses_apart": 0.0,
+           "ratio": {"median": 1.0, "low": 1.0, "high": 1.0}}  # fmt: skip
+    gated = {**one, "step_ms": 75.5, "kernels_ms": {"products": 16.0, "gates": 30.25},
+             "ratio": {"median": 1.06, "low": None, "high": None}, "losses_apart": 1e-3}  # fmt: skip
+    row = {"how": "fully_shard", "reduce": "float32", "parameters": 939_500_000, "batch": 2, "length": 1023}
+    libraries = {"nccl": one, "blink, gate from 1 MiB": gated}
+    found = on_gpus("fsdp", {"repeats": 21}, {**row, "libraries": libraries}) | {"failed": ["blink: losses are apart"]}
+    results = [("fsdp-gpu-np2.json", found)]
+    page = made.render(results)
+    model = "939.5 M parameters, 2 x 1023 tokens | fully_shard | float32"
+    assert f"| {model} | nccl | 80.0 | 15.4 | 40.0 | - | 1.000 (1.000 to 1.000) | 0e+00 |" in page
+    assert f"| {model} | blink, gate from 1 MiB | 75.5 | 16.0 | - | 30.2 | 1.060 | 1e-03 |" in page
+    assert "- failed: blink: losses are apart" in page
+    assert "## Sharded training" not in made.render([("a.json", document())])
+    summary = script("pages/summary").table(results)
+    assert "blink, gate from 1 MiB: 75.5, products 16.0, ratio 1.060" in summary
+
+
 def test_groups_and_torch_on_gpus_are_shown() -> None:
     made = script("report")
     us = {"group": 10.0, "vector": 8.0, "each": 40.0, "nccl": 15.0}

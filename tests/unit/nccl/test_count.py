@@ -179,6 +179,8 @@ def test_a_program_without_nccl_is_told(folder: Path) -> None:
 
 @pytest.mark.parametrize(("words", "why"), [
     (["count"], "name a program"),
+    (["run"], "name a program, as in `blinkmpi nccl run torchrun train.py`"),
+    (["run", "--", "/no/such/program"], "cannot run '/no/such/program': No such file or directory"),
     (["count", "/no/such/program"], "cannot run '/no/such/program': No such file or directory"),
     (["count", "-o", "/no/folder/x.json", "true"], "cannot write '/no/folder/x.json': No such file or directory"),
     (["status", "999999999"], "process 999999999 cannot be looked into: No such file or directory"),

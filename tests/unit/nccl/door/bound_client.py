@@ -10,8 +10,7 @@ import sys
 import tempfile
 
 from benchmarks.fake.gpu import FakeDriver
-from blinkmpi.nccl.binder import Binder, Group
-from blinkmpi.runtime.cuda.context import CudaContext
+from blinkmpi.nccl.binder import Binder, Group, Opened
 from blinkmpi.transport.cuda.kernel_layout import common_words, fingerprint_at
 from tests.unit.nccl.door.fakes import fake_context
 from tests.unit.nccl.door.python_client import UniqueId
@@ -32,9 +31,9 @@ def main(path: str, name: str, n: int, rank: int) -> None:
     gpu = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))(process_as_gpu)
     address = ctypes.cast(gpu, ctypes.c_void_p).value or 0
 
-    def open_context(group: Group) -> CudaContext:
+    def open_context(group: Group) -> Opened:
         assert (group.gpu, group.pids[rank]) == (os.getpid().to_bytes(16, "little"), os.getpid())
-        return fake_context(driver, group.rank, group.n)
+        return Opened(fake_context(driver, group.rank, group.n))
 
     binder = Binder(door, open_context, gpu=address)
     binder.serve()

@@ -107,6 +107,8 @@ TWICE(CommSplit, (comm_t comm, int color, int key, comm_t *made, void *config),
   if (depth) split[splits++] = one;
   else end_split(&one);
   return 0;)
+TWICE(GetUniqueId, (unique_id_t *id), memset(id, 0, sizeof *id); snprintf(id->internal, 64, "unique-%d", (int)getpid()); return 0;)
+TWICE(GetVersion, (int *version), *version = 22809; return 0;)
 TWICE(CommCount, (comm_t comm, int *n), *n = comm->n; return 0;)
 TWICE(CommUserRank, (comm_t comm, int *rank), *rank = comm->rank; return 0;)
 TWICE(CommGetAsyncError, (comm_t comm, int *error), (void)comm; *error = 0; return 0;)

@@ -13,8 +13,13 @@ from uuid import uuid4
 
 import pytest
 
+from blinkmpi.cli.main import main
 from blinkmpi.nccl.library import LIBRARY, door
+from blinkmpi.nccl.table import Faster, FasterTable, file_of, variables
+from blinkmpi.topology.gpu_topology import from_gpus
+from blinkmpi.transport.cuda.kernels.compiler import kernels_digest
 from tests.harness import ENVIRONMENT, ROOT
+from tests.unit.topology.test_probe import recorded
 
 HERE = Path(__file__).parent
 SECONDS = 100
@@ -24,6 +29,19 @@ CUDA = """
 #include <unistd.h>
 int cuCtxGetDevice(int *device) { return *device = 0, 0; }
 int cuDeviceGetUuid_v2(unsigned long *uuid, int device) { return uuid[0] = getpid(), uuid[1] = device, 0; }
+"""
+AT_END = """
+#include <stddef.h>
+#include <stdio.h>
+static void *comm, *buffer[1 << 10];
+static int (*make)(const void *, void *, size_t, int, int, void *, void *), (*ask)(void *, int *);
+void at_end(void *c, void *call, void *error) { comm = c, make = call, ask = error; }
+__attribute__((destructor)) static void end(void) {
+  int error = -1;
+  if (!comm) return;
+  const int made = make(buffer, buffer, 1000, 7, 0, comm, NULL), asked = ask(comm, &error);
+  printf("at the end: %d %d %d\\n", made, asked, error);
+}
 """
 pytestmark = [pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler"), pytest.mark.slow]
 
@@ -61,21 +79,8 @@ def ranks(
     folder: Path, n: int, env: Mapping[str, str], by_rank: Mapping[int, Mapping[str, str]] | None = None,
     *, before: Sequence[str] = (), library: str | None = None,
 ) -> list[Ended]:  # fmt: skip
-    """Run a client of each rank.
-
-    Args:
-        before: words in front of its command.
-        library: that it opens; by default the door.
-    """
-    name, processes = uuid4().hex, []
-    common = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "STUB_FOLDER": str(folder), **env}
-    common |= {LIBRARY: str(folder / "libnccl.so.2"), "LD_LIBRARY_PATH": str(folder)}
-    for rank in range(n):
-        opened = str(door()) if library is None else library
-        words = [*before, sys.executable, str(HERE / "opened_client.py"), opened, name, str(n), str(rank)]
-        own = {**common, **(by_rank or {}).get(rank, {})}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        processes.append(subprocess.Popen(words, env=own, cwd=ROOT, text=True, **pipes))  # type: ignore[call-overload]
+    """Run a client of each rank, to its end."""
+    processes = started(folder, n, env, by_rank, before=before, library=library)
     try:
         told = [process.communicate(timeout=SECONDS) for process in processes]
     finally:
@@ -83,6 +88,29 @@ def ranks(
             process.kill()
             process.wait()
     return [Ended(p.returncode, *both) for p, both in zip(processes, told, strict=True)]
+
+
+def started(
+    folder: Path, n: int, env: Mapping[str, str], by_rank: Mapping[int, Mapping[str, str]] | None = None,
+    *, before: Sequence[str] = (), library: str | None = None,
+) -> list[Any]:  # fmt: skip
+    """A client of each rank.
+
+    Args:
+        before: words in front of its command.
+        library: that it opens; by default the door.
+    """
+    name, processes = uuid4().hex, []
+    common = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "STUB_FOLDER": str(folder), **env}
+    common = {"BLINKMPI_NCCL": "all", **common}
+    common |= {LIBRARY: str(folder / "libnccl.so.2"), "LD_LIBRARY_PATH": str(folder)}
+    for rank in range(n):
+        opened = str(door()) if library is None else library
+        words = [*before, sys.executable, str(HERE / "opened_client.py"), opened, name, str(n), str(rank)]
+        own = {**common, **(by_rank or {}).get(rank, {})}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        processes.append(subprocess.Popen(words, env=own, cwd=ROOT, text=True, **pipes))  # type: ignore[call-overload]
+    return processes
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -102,6 +130,47 @@ def test_the_command_runs_programs_that_are_linked_and_those_that_open_by_name(f
     for rank in found:
         assert (rank.code, rank.errors, rank.told["state"]) == (0, "", "open")
         assert rank.told["ours"] > CALLS
+
+
+@pytest.mark.parametrize("chosen", ["all", "off"])
+def test_a_running_process_is_asked_whose_its_calls_are(
+    folder: Path, chosen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = {"FAKE": "1", "WAITS": "1", "BLINKMPI_NCCL": chosen}
+    if chosen == "off":
+        env["LEAVES"] = "1"
+    processes = started(folder, 2, env, before=[sys.executable, "-m", "blinkmpi", "nccl", "run"], library="")
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        pid = processes[1].pid
+        assert main(["nccl", "status", str(pid), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert main(["nccl", "status", str(pid)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+    finally:
+        for process in processes:
+            process.communicate("\n", timeout=SECONDS)
+    assert told["pid"] == pid
+    if chosen == "off":
+        assert (told["why"], told["communicators"]) == ("BLINKMPI_NCCL=off", [])
+        assert shown == f"All calls of process {pid} are NCCL's: BLINKMPI_NCCL=off."
+        return
+    (comm,) = told["communicators"]
+    assert (comm["state"], comm["ranks"], comm["rank"], comm["why"]) == ("open", 2, 1, "")
+    assert comm["ours"] == comm["kinds"][0]["ours"] > CALLS
+    assert f"rank 1 of 2, open: {comm['ours']} calls ours, {comm['nccls']} NCCL's" in shown
+    assert "AllReduce float32 sum" in shown
+
+
+def test_calls_that_are_ours_stay_so_when_python_has_ended(folder: Path) -> None:
+    """As of torch's threads, which ask for errors until the process has gone."""
+    made = folder / "at_end.so"
+    words = ["cc", "-shared", "-fPIC", "-o", str(made), "-x", "c", "-"]
+    subprocess.run(words, input=AT_END, text=True, check=True, timeout=SECONDS)
+    for process in started(folder, 2, {"FAKE": "1", "AT_END": str(made)}):
+        output, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, output, errors) == (0, "kept\nat the end: 0 0 0\n", "")
 
 
 def test_a_program_may_end_while_its_gpus_are_opened(folder: Path) -> None:
@@ -146,6 +215,26 @@ def test_another_setting_on_one_rank_is_said_on_all(folder: Path) -> None:
     for rank in ranks(folder, 2, {"FAKE": "1"}, env):
         assert "MismatchError: rank 1 has other BLINKMPI_ variables than rank 0" in rank.errors
         assert (rank.code, rank.told["ours"]) == (0, 0)
+
+
+def test_without_a_table_all_calls_are_nccls_unless_the_user_chooses(folder: Path, tmp_path: Path) -> None:
+    env = {"FAKE": "1", "BLINKMPI_NCCL": "", "BLINKMPI_CACHE_DIR": str(tmp_path)}
+    for rank in ranks(folder, 2, env):
+        assert "no table says which calls are faster than NCCL's on 2 fake: mpirun -np 2 blinkmpi tune" in rank.errors
+        assert (rank.told["state"], rank.told["ours"]) == ("NCCL's", 0)
+
+
+@pytest.mark.parametrize(("most", "whose"), [(4096, "ours"), (8192, "NCCL's")])
+def test_with_a_table_calls_are_ours_that_its_rows_have(folder: Path, tmp_path: Path, most: int, whose: str) -> None:
+    """Rank 0's counts, wherever the others keep theirs."""
+    found = from_gpus(recorded("nvml-h200x8")[:2])
+    rows = (Faster("allreduce", "float32", most, 1.2),)
+    facts = "fake", 2, found.name, "2026-11-30", "2.28.9", variables(), kernels_digest(), ("allreduce",)
+    file_of(tmp_path, "fake", found).write_text(FasterTable(*facts, rows).to_json())
+    env = {"FAKE": "1", "BLINKMPI_NCCL": ""}
+    for rank in ranks(folder, 2, env, {0: {"BLINKMPI_CACHE_DIR": str(tmp_path)}}):
+        assert rank.told["kinds"] == [["AllReduce", "float32", "sum", 4096, whose]], rank.errors
+        assert (rank.told["ours"] > 0) == (whose == "ours")
 
 
 def test_without_cupy_or_a_gpu_all_ranks_say_so(folder: Path) -> None:
