@@ -69,7 +69,7 @@ class TensorCollectives:
     ranks: Sequence[int] = ()  # who the ranks are in the job, where their numbers are others
     coalescing: list[tuple[Operation, Any, Coalesced]] | None = None  # calls to be made together
     coalesced_messages: Sequence[Work] = ()  # that were begun meanwhile
-    calls_apart: Any = None  # what makes calls in C++: see fast_path.py
+    quick_calls: Any = None  # what makes calls in C++: see fast_path.py
 
     # ---- reductions
 

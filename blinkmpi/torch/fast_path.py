@@ -7,6 +7,7 @@ taken the processor's caches, so that there Python takes many times as long as i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from ..collectives import dispatcher_of
@@ -28,7 +29,7 @@ class Group(Protocol):
     comm: Any  # its Communicator
     timeout_s: float
     coalescing: list[Any] | None  # calls that are made together with others
-    calls_apart: Any  # see :func:`calls_apart`; None at first
+    quick_calls: Any  # see :func:`quick_calls`; None at first
 
     def explain(self, error: BlinkError) -> None:
         """Note on an error who the ranks are."""
@@ -58,19 +59,20 @@ def reduce_scatter(group: Group, output: Any, tensor: Any, opts: Any) -> Work | 
     return _made(group, "reduce_scatter", BLOCKS, (output, tensor, opts), [output], [output, tensor])
 
 
-def calls_apart(comm: Any) -> Any:
-    """What makes a communicator's calls in C++ (``CallsApart`` there); None while there is no torch_extension.cpp."""
+def quick_calls(comm: Any) -> Any:
+    """What makes a communicator's calls in C++ (``QuickCalls`` there); None while there is no torch_extension.cpp."""
     if (quick := extension()) is None:
         return None
     device, stream = communication_stream_here()
-    return quick.CallsApart(dispatcher_of(comm).repeated, METHODS, stream, capturing, device, comm.rank, comm.size)
+    here = partial(current_stream, stream.device)
+    return quick.QuickCalls(dispatcher_of(comm).repeated, METHODS, stream, here, capturing, device, comm.rank, comm.size)
 
 
 def average(comm: Any, quick: Any, buffer: Tensor) -> Any:
-    """A future of a bucket of gradients that C has averaged in place; as ``CallsApart.average`` if C has not.
+    """A future of a bucket of gradients that C has averaged in place; as ``QuickCalls.average`` if C has not.
 
     Args:
-        quick: of :func:`calls_apart`.
+        quick: of :func:`quick_calls`.
     """
     try:
         return quick.average(buffer)
@@ -86,11 +88,11 @@ def _made(
     hide()
     if group.coalescing is not None:
         return None
-    quick = group.calls_apart
+    quick = group.quick_calls
     if quick is None:
         if extension() is None:
             return None
-        quick = group.calls_apart = calls_apart(group.comm)
+        quick = group.quick_calls = quick_calls(group.comm)
     try:
         found = getattr(quick, name)(*given, group.timeout_s * MILLI)
     except BaseException as interrupt:  # a signal's, in the middle of the call; and in average
@@ -113,8 +115,7 @@ def _put(
             dispatcher.go_on(method, args, stream, begun)
             return work_on(stream, outputs, memory, apart=True)
         stream = current_stream(device)
-        if (begun := dispatcher.sequence.again(method, args, stream)) is not True:
-            dispatcher.go_on(method, args, stream, begun)
+        dispatcher.go_on(method, args, stream, begun)
     except BlinkError as error:
         group.explain(error)
         raise

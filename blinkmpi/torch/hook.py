@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..collectives import dispatcher_of
 from ..errors import BlinkError
 from ..runtime.collectives import ALLREDUCE
-from .fast_path import average, calls_apart
+from .fast_path import average, quick_calls
 from .group import communicator
 from .operands import typed
 from .profiling import profiled
@@ -41,7 +41,7 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
         try:
             if not buffer.is_cuda:
                 return _averaged_on_host(comm, buffer)
-            quick = quick or calls_apart(comm)
+            quick = quick or quick_calls(comm)
             found = None if quick is None else average(comm, quick, buffer)
             if found is None or type(found) is tuple:  # it is Python's to read, or to make
                 return _averaged(comm, buffer, found)

@@ -26,6 +26,7 @@ using c10::ivalue::Future;
 using std::chrono::milliseconds;
 
 constexpr auto POLL = std::chrono::microseconds(200);
+constexpr size_t MOST_STREAMS = 64;             /* whose objects are kept */
 constexpr int CUDA = 2;                         /* of DLPack, a type of devices */
 constexpr auto CAPSULE = "dlpack_exchange_api"; /* of DLPack */
 
@@ -251,16 +252,19 @@ std::vector<at::Tensor> all_of(std::initializer_list<pybind11::handle> objects) 
   return found;
 }
 
-/* A communicator's calls for which the user does not wait, on the stream of all such calls.
+/* A communicator's calls: those for which the user does not wait on the stream of all such calls, others on the current one.
  *
  * Each gives None for a call that is Python's to read; (arguments, apart, begun) for one that is Python's to make, as C
- * left it; else what torch gets for a call that was made. */
-class CallsApart {
+ * left it; else what torch gets for a call that was made. C keeps no operands: those of a call apart are its Work's, and
+ * memory that is freed behind a call on the current stream is used again behind it there. */
+class QuickCalls {
  public:
-  CallsApart(pybind11::object repeated, pybind11::tuple methods, pybind11::object stream, pybind11::object capturing,
-             int64_t device, int64_t rank, int64_t n)
+  /* `here` gives the object of the current stream. */
+  QuickCalls(pybind11::object repeated, pybind11::tuple methods, pybind11::object stream, pybind11::object here,
+             pybind11::object capturing, int64_t device, int64_t rank, int64_t n)
       : repeated_(std::move(repeated)), methods_(std::move(methods)), capturing_(std::move(capturing)),
-        stream_object_(stream), stream_(stream.cast<c10::Stream>()), device_(device), rank_(rank), n_(n) {}
+        stream_object_(stream), here_(std::move(here)), stream_(stream.cast<c10::Stream>()), device_(device), rank_(rank),
+        n_(n) {}
 
   pybind11::object allreduce(pybind11::handle tensors, pybind11::handle options, double timeout_ms) {
     const auto found = read_allreduce(tensors, options);
@@ -289,7 +293,7 @@ class CallsApart {
     const auto op = tensor ? operation(c10d::ReduceOp::AVG, *tensor) : pybind11::object();
     if (!op || tensor->get_device() != device_) return pybind11::none();
     const auto arguments = pybind11::make_tuple(pybind11::none(), flat(*tensor), op);
-    const auto begun = made(0, arguments);
+    const auto begun = made(0, arguments, true);
     if (begun.ptr() != Py_True) return pybind11::make_tuple(arguments, true, begun);
     if (tensor->is_cuda()) tensor->record_stream(stream_); /* where backward fails, nobody waits for its buckets */
     auto value = torch::jit::toIValue(object, c10::PyObjectType::get());
@@ -300,11 +304,20 @@ class CallsApart {
  private:
   static pybind11::handle first(pybind11::handle tensors) { return PyList_GET_ITEM(tensors.ptr(), 0); }
 
-  /* What C says of a call that is put on the stream behind the current one, if none is captured. */
-  pybind11::object made(size_t method, const pybind11::object& arguments) {
+  /* What C says of a call that is put on the current stream, or apart behind that, if none is captured. */
+  pybind11::object made(size_t method, const pybind11::object& arguments, bool apart) {
     if (capturing_().ptr() != Py_False) return pybind11::bool_(false);
-    recorded(current_stream(stream_.device())).block(stream_);
-    return repeated_.attr("again")(methods_[method], arguments, stream_object_, true);
+    const c10::Stream current = current_stream(stream_.device());
+    if (apart) recorded(current).block(stream_);
+    return repeated_.attr("again")(methods_[method], arguments, apart ? stream_object_ : object_of(current), true);
+  }
+
+  /* Python's object of the current stream, which takes long to make. */
+  pybind11::object object_of(const c10::Stream& current) {
+    if (objects_.size() > MOST_STREAMS) objects_.clear();
+    auto& object = objects_[current.id()];
+    if (!object) object = here_();
+    return object;
   }
 
   pybind11::object with_work(size_t method, const pybind11::object& found, double timeout_ms,
@@ -312,16 +325,19 @@ class CallsApart {
     const auto asked = pybind11::reinterpret_borrow<pybind11::tuple>(found);
     const auto own_ms = asked[2].cast<double>();
     if (own_ms > 0 && own_ms != timeout_ms) return pybind11::none();
+    const bool apart = asked[1].cast<bool>();
     pybind11::object begun = pybind11::bool_(false);
-    if (pybind11::object(asked[1]).ptr() == Py_True && outputs[0].get_device() == device_) begun = made(method, asked[0]);
+    if (outputs[0].get_device() == device_) begun = made(method, asked[0], apart);
     if (begun.ptr() != Py_True) return pybind11::make_tuple(asked[0], asked[1], begun);
+    const c10::Stream stream = apart ? stream_ : current_stream(stream_.device());
     return pybind11::cast(c10::intrusive_ptr<c10d::Work>(
-        c10::make_intrusive<StreamWork>(std::move(outputs), std::move(operands), stream_, true)));
+        c10::make_intrusive<StreamWork>(std::move(outputs), std::move(operands), stream, apart)));
   }
 
   pybind11::object repeated_;
   pybind11::tuple methods_;
-  pybind11::object capturing_, stream_object_;
+  pybind11::object capturing_, stream_object_, here_;
+  std::map<c10::StreamId, pybind11::object> objects_; /* of current streams */
   c10::Stream stream_;
   int64_t device_, rank_, n_;
 };
@@ -445,13 +461,14 @@ PYBIND11_MODULE(torch_extension, m) {
       .def(pybind11::init<std::string>())
       .def("__enter__", &Span::enter)
       .def("__exit__", &Span::leave);
-  pybind11::class_<CallsApart>(m, "CallsApart")
-      .def(pybind11::init<pybind11::object, pybind11::tuple, pybind11::object, pybind11::object, int64_t, int64_t, int64_t>())
-      .def("allreduce", &CallsApart::allreduce)
-      .def("broadcast", &CallsApart::broadcast)
-      .def("allgather", &CallsApart::allgather)
-      .def("reduce_scatter", &CallsApart::reduce_scatter)
-      .def("average", &CallsApart::average);
+  pybind11::class_<QuickCalls>(m, "QuickCalls")
+      .def(pybind11::init<pybind11::object, pybind11::tuple, pybind11::object, pybind11::object, pybind11::object, int64_t, int64_t,
+                          int64_t>())
+      .def("allreduce", &QuickCalls::allreduce)
+      .def("broadcast", &QuickCalls::broadcast)
+      .def("allgather", &QuickCalls::allgather)
+      .def("reduce_scatter", &QuickCalls::reduce_scatter)
+      .def("average", &QuickCalls::average);
   pybind11::class_<MessageEnd>(m, "MessageEnd")
       .def(pybind11::init<const std::map<std::string, int64_t>&, std::vector<uint64_t>, pybind11::object, pybind11::object,
                           const pybind11::object&, uint64_t>())

@@ -160,7 +160,7 @@ class Group:
     """A group on rank 1 of 3, whose Communicator notes calls, or fails; C knows of none, or of all."""
 
     timeout_s, rank_here, rank, size = 7.0, 1, 1, 3
-    coalescing = calls_apart = error = dead = None
+    coalescing = quick_calls = error = dead = None
     captured, begun = False, False
 
     def __init__(self) -> None:
@@ -173,10 +173,9 @@ class Group:
     def capturing(self) -> bool:
         return self.captured
 
-    def again(self, method: Any, args: Any, stream: Any, kept: bool = False) -> Any:
-        """C++ asks with ``kept``; Python, of calls on the current stream, without it."""
-        if not kept:
-            return False
+    def again(self, method: Any, args: Any, stream: Any, kept: bool) -> Any:
+        """C++ asks, and keeps the operands, or knows that nobody needs to."""
+        assert kept
         if self.error:
             raise self.error
         if self.begun is True:
@@ -256,7 +255,7 @@ def test_the_fast_path(
     assert call(group, *(["a"] for _ in given), opts) is None
     group.coalescing = []
     assert call(group, *given, opts) is None
-    group.coalescing = group.calls_apart = None
+    group.coalescing = group.quick_calls = None
     monkeypatch.setattr(fast_path, "extension", lambda: None)
     assert call(group, *given, opts) is None
     assert not group.by_c
@@ -274,6 +273,14 @@ def test_calls_that_c_knows(group: Group, device: Any, call: Any, read: str, met
     assert device.counts() == (recorded + 2, blocked + 1)
     (found,) = group.by_c
     assert (found[0], found[2]) == (method, 5)
+    if hasattr(opts, "asyncOp"):
+        opts.asyncOp = False
+        recorded, blocked = device.counts()
+        for _ in range(3):
+            assert isinstance(call(group, *given, opts), dist._Work)
+        assert device.counts() == (recorded, blocked), "there is nothing to wait for on the current stream"
+        assert [one[2] for one in group.by_c[1:]] == [6] * 3
+        opts.asyncOp = True
     python = (*given, 1) if read == "read_allgather" else given
     python = (*given, 1, 3) if read == "read_reduce_scatter" else python
     wanted = read_in_python(read, python, opts)
@@ -294,7 +301,7 @@ def test_calls_that_c_knows(group: Group, device: Any, call: Any, read: str, met
 
 def test_the_average_of_a_bucket(group: Group, on_cpu: Any, device: Any) -> None:
     """A future of the tensor itself; None and what C says as above."""
-    apart, x = fast_path.calls_apart(group), torch.ones(4)
+    apart, x = fast_path.quick_calls(group), torch.ones(4)
     assert apart.average(x)[1:] == (True, False)
     group.begun = True
     future = apart.average(x)
@@ -334,7 +341,7 @@ def test_c_makes_repeated_calls_of_the_fast_path(comm: MPI.Intracomm) -> None:
         mock.patch.object(fast_path, "work_on", return_value=True),
     ):
         driver["words"] = 16
-        group = SimpleNamespace(comm=ours, rank_here=comm.rank, timeout_s=1.0, coalescing=None, calls_apart=None)
+        group = SimpleNamespace(comm=ours, rank_here=comm.rank, timeout_s=1.0, coalescing=None, quick_calls=None)
         dispatcher = ours._dispatcher()
         for (call, read), asynchronous in itertools.product(zip(QUICK, READS, strict=True), (False, True)):
             for kind in KINDS if hasattr(opts := options_of(read), "reduceOp") else [""]:
