@@ -27,10 +27,11 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 DTYPES = ("float32", "bfloat16", "float16")
 SIZES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)  # bytes of the longer buffer
-ROUND, ROUNDS, FIRST_ROUNDS = 8, 200, 3000  # calls between two looks, and looks until a kind must be settled
+ROUND, ROUNDS, FIRST_ROUNDS = 8, 1500, 6000  # calls between two looks, and looks until a kind must be settled
 PAUSE_S = 0.01
 TIMED, IN_GRAPH, REPEATS, CHECKS = 100, 20, 5, 4
 STEPS = 40
+NEARLY = 1e-3
 MICRO = 1e6
 Call = Callable[[], object]
 
@@ -327,6 +328,13 @@ def joined(plain: dict[str, Any], door: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**row, "nccl": beside.get(tuple(row[k] for k in key), {})} for row in door.get("rows", ())]
 
 
+def alike(plain: list[float], ours: list[float], n: int) -> bool:
+    """Whether losses are those of NCCL: all bits of two ranks', whose sums have no order; nearly, of more ranks'."""
+    if not plain or len(plain) != len(ours):
+        return False
+    return plain == ours if n == 2 else all(abs(a - b) <= NEARLY * abs(a) for a, b in zip(plain, ours, strict=True))
+
+
 def main() -> int:
     """Run both and write one file; 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -352,7 +360,7 @@ def main() -> int:
     training = {
         "losses": losses[1],
         "nccl": losses[0],
-        "equal": bool(losses[0]) and losses[0] == losses[1],
+        "equal": alike(*losses, args.n),
         "ours": found["door"].get("ours_in_training", 0),
     }
     wrong = sum(row["wrong"] + row["graph_wrong"] for row in rows)

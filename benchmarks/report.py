@@ -54,7 +54,7 @@ FACTS = "blinkmpi/planning/beside_mpi.json"  # what explain says of short calls
 # Files that begin so hold no times of collectives: they are for other pages and for tests.
 APART = ("treegen", "campaign", "choice", "message-cost", "training-sets", "torch-suite", "torch-versions",
          "lang-library", "lang-mutations", "paper", "losses", "start-cost", "clients", "graph-order",
-         "torchrun")  # fmt: skip
+         "torchrun", "nccl-door")  # fmt: skip
 
 
 class ReportError(Exception):

@@ -11,7 +11,7 @@ from functools import cache
 
 from benchmarks import gpu_certainty, losses, report
 from benchmarks.lang import page as lang
-from benchmarks.pages import planner
+from benchmarks.pages import nccl, planner
 from benchmarks.paper import __main__ as paper
 from benchmarks.planner import gpu_choice
 from benchmarks.training import figure as training
@@ -34,6 +34,7 @@ SOURCES: dict[str, Callable[[], dict[str, str]]] = {
     "performance": lambda: report.ratio_tables(report.read(report.RESULTS)),
     "measurements": lambda: {"all": report.render(report.read(report.RESULTS))},
     "losses": losses.tables,
+    "nccl": nccl.tables,
     "paper": paper.tables,
     "certainty": lambda: {**gpu_certainty.tables(gpu_certainty.measurements()), "choice": choices_on_gpus()},
     "lang": lang.tables,

@@ -17,10 +17,9 @@ from ..communicator import Communicator
 from ..errors import ArgumentError, DeviceError
 from ..program.call import BLOCKED
 from ..program.reduction import dtype_of
-from ..runtime.cuda.context import CudaContext
 from ..transport.cuda.device import Gpu
 from ..util.together import allgather, bcast, together
-from .binder import COLLECTIVES, Kind, Record
+from .binder import COLLECTIVES, Kind, OpenGpus, Record
 from .counts import OPS, TYPES
 from .library import SONAME, door, find_nccl
 from .table import DTYPES, Measured
@@ -104,7 +103,7 @@ class Nccl:
 class Ours:
     """Calls as the door makes them, of a communicator that is already open."""
 
-    def __init__(self, context: CudaContext, library: Path) -> None:
+    def __init__(self, context: OpenGpus, library: Path) -> None:
         self._context, self._numbers = context, count(1)
         self._launch = ctypes.CDLL(str(library)).blinkmpi_door_launch
         with context.gpu.entered():

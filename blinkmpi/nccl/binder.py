@@ -8,16 +8,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import ArgumentError, DeviceError
+from ..planning.plan import Rule
 from ..program.call import BLOCKED, Call
 from ..program.reduction import dtype_of
-from ..runtime.cuda.context import CudaContext
 from ..transport.announcement import COUNT, Called
+from ..transport.cuda.device import Gpu
 from ..transport.cuda.kernel_layout import buffers_at, common_words, fill_call, fingerprint_at
 from ..transport.cuda.loaded_kernel import form_of
 from ..transport.cuda.packets import PROTOCOLS
+from ..transport.cuda.transport import CudaTransport
 from ..transport.host.c_structs import fields
 from .counts import OPS, TYPES
 
@@ -66,6 +68,28 @@ class Kind(NamedTuple):
         return Call(name, n, counts, dtype, OPS[self.op] if self.op >= 0 else "", self.root)  # type: ignore[arg-type]
 
 
+class OpenGpus(Protocol):
+    """The GPUs of a communicator, as one of its ranks has them. A CudaContext is one."""
+
+    @property
+    def transport(self) -> CudaTransport:
+        """Loads kernels."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """This rank's."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+
+    def rule(self, call: Call, *, registered: bool) -> Rule:
+        """The row of the selection table that a call takes."""
+
+    def close(self, *, collectively: bool) -> None:
+        """Give back what no peer looks at."""
+
+
 class RecordStruct(ctypes.Structure):
     """``record_t`` of record.h."""
 
@@ -82,7 +106,7 @@ class Record:
         DeviceError: if no protocol that the door launches carries the kind.
     """
 
-    def __init__(self, context: CudaContext, kind: Kind, event: int) -> None:
+    def __init__(self, context: OpenGpus, kind: Kind, event: int) -> None:
         call, n = kind.largest(context.transport.n), context.transport.n
         rule = context.rule(call, registered=False)
         if rule.protocol not in PROTOCOLS:
@@ -155,7 +179,7 @@ class Group(NamedTuple):
 class Opened(NamedTuple):
     """A communicator's GPUs, and why calls of a kind stay NCCL's though they could be made; empty: they do not."""
 
-    context: CudaContext
+    context: OpenGpus
     declined: Callable[[Kind], str] = lambda kind: ""
 
 

@@ -12,19 +12,14 @@ from ..errors import ArgumentError
 def serve(path: str) -> None:
     """Give the door that lies at a path a binder, which opens GPUs and prepares kinds of calls.
 
-    MPI is not started: a program that has not loaded mpi4py by now, finds it without MPI begun.
-
     Raises:
         ArgumentError: if the library is another version's. ImportError: if a package is missing.
     """
-    import mpi4py
-
     from .library import door
 
     if Path(path).name != door().name:
         raise ArgumentError(f"{path} is not the library of this Python's blinkmpi, which is {door()}; "
                             "set LD_PRELOAD by the `blinkmpi nccl` of the program's own environment")  # fmt: skip
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False  # of no effect where MPI's module is loaded already
     from .binder import Binder
     from .opening import open_context
 

@@ -12,26 +12,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
+from ..errors import ArgumentError, BlinkError, CollectiveTimeout, DeviceError, PeerLost
 from ..planning import tuned_table
+from ..planning.plan import Plan, Rule
+from ..planning.selection import choose
+from ..program.call import Call
 from ..program.reduction import dtype_of
 from ..runtime.bootstrap import Options, agree_on_plan, agree_on_settings, own_settings
-from ..runtime.cuda.context import CudaContext
-from ..runtime.cuda.setup import as_measured
 from ..topology.gpu import GpuFacts
 from ..topology.live import gather_gpus
+from ..topology.measured import kept, with_measured
 from ..topology.model import Topology
 from ..topology.probe import probe
 from ..transport.cuda.device import Gpu, device_with
 from ..transport.cuda.kernels.compiler import kernels_digest
 from ..transport.cuda.memory_layout import slots_at
+from ..transport.cuda.packets import fits
+from ..transport.cuda.transport import CudaTransport
 from ..transport.network.bounded import Rendezvous
 from ..transport.network.folder_store import shared_folder, sweep
 from ..transport.network.store import StoreComm
 from ..transport.slow_waits import SlowWaits
 from ..trees.tree import ROOTED
 from ..util.cache_folder import cache_dir
-from ..util.settings import LogOnce
 from ..util.together import from_root
 from . import table
 from .binder import COLLECTIVES, Group, Kind, Opened
@@ -98,7 +101,8 @@ def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> Opened:
     found, reason = gather_gpus(comm, comm, facts)
     if found is None or gpu is None:
         raise DeviceError(reason)
-    machine, costs = as_measured(comm, found, facts)
+    measured = kept(comm, found, facts, cache_dir())
+    machine = with_measured(found, measured) if measured else found
     name = gpu.name
     choice = from_root(comm, lambda: chosen(name, machine), table.Choice)
     if choice.why:
@@ -107,16 +111,7 @@ def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> Opened:
     plans = agree_on_plan(comm, machine, Options(), settings, "onehop", tuned)
     roots = {name: range(group.n) if name in ROOTED else (0,) for name in COLLECTIVES}
     plans.with_parts((name, root) for name in COLLECTIVES for root in roots[name])  # now, as each rank binds alone
-    say = LogOnce(settings)
-
-    def told(text: Callable[[], str], level: str) -> None:
-        if comm.rank == 0 and settings.wants(level):
-            say(text(), level)
-
-    context = CudaContext(
-        comm, gpu, machine, plans, emulated=False, say=told, mixes=settings.graph_mixing, max_ctas=settings.max_ctas,
-        costs=costs, symmetric_bytes=slots_at(group.n),
-    )  # fmt: skip
+    context = PacketGpus(comm, gpu, plans.plan, settings.max_ctas)
     rows = choice.table
     if rows is None:
         return Opened(context)
@@ -125,6 +120,33 @@ def _opened(comm: StoreComm, group: Group, hardware: Hardware) -> Opened:
         return rows.why_not(kind.name, dtype_of(kind.dtype).itemsize, kind.size_class)
 
     return Opened(context, declined)
+
+
+class PacketGpus:
+    """The GPUs of a communicator for calls over packets: they have no slots, and nothing here imports MPI.
+
+    Args:
+        max_ctas: of a kernel, 0 for the default.
+
+    Raises:
+        DeviceError: on every rank, if some rank cannot map some other's memory.
+    """
+
+    def __init__(self, comm: StoreComm, gpu: Gpu, plan: Plan, max_ctas: int) -> None:
+        self.gpu, self.rank, self._plan = gpu, comm.rank, plan
+        self.transport = CudaTransport(comm, gpu, max_ctas=max_ctas, symmetric_bytes=slots_at(comm.size))
+
+    def rule(self, call: Call, *, registered: bool) -> Rule:
+        """The row of the plan's table that a call takes."""
+        return choose(self._plan, call, registered=registered, fits=fits)
+
+    def close(self, *, collectively: bool) -> None:
+        """Give back what no peer looks at; peers may still write into this rank's memory, which stays."""
+        if collectively:
+            raise ArgumentError("PacketGpus.close(collectively=True): the ranks meet nowhere any more; pass False")
+        self.gpu.use()
+        self.transport.abort()
+        self.transport.close(None)
 
 
 def chosen(gpu: str, machine: Topology) -> table.Choice:

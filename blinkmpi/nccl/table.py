@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from ..errors import SettingsError
+from ..errors import FormatError, SettingsError
 from ..planning import tuned_table
 from ..topology.model import Topology
 from ..util.cache_folder import read_kept
@@ -71,6 +71,12 @@ class FasterTable(Document, frozen=True):
     kernels: str
     collectives: tuple[str, ...]
     rows: tuple[Faster, ...]
+
+    def _consistent(self) -> FasterTable:
+        for i, row in enumerate(self.rows):
+            if row.collective not in self.collectives:
+                raise FormatError(f"rows[{i}]: {row.collective} is not among collectives; measure again")
+        return self
 
     def why_not(self, collective: str, itemsize: int, size_class: int) -> str:
         """Why calls of a kind stay NCCL's; empty where they are ours."""

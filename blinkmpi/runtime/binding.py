@@ -111,9 +111,7 @@ class Binder:
         ready = agreed(sequence, self.prepare(invocation, timeout_s, stream), invocation.name, deadline)
         repeats = repeats or isinstance(ready, InBlocks)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
-            args = (
-                invocation.args if (repeats or (ready.blocks and not ready.blocks.counts)) and timeout_s is None else ()
-            )
+            args = invocation.args if (repeats or ready.blocks) and timeout_s is None else ()
             bound: BoundCall = sequence.guarded(partial(self.cuda.bind, ready, stream, deadline, args))
         else:
             bound = self.bind_host(ready, invocation, deadline, blocking=True, owns=not repeats)

@@ -65,7 +65,9 @@ def quick_calls(comm: Any) -> Any:
         return None
     device, stream = communication_stream_here()
     here = partial(current_stream, stream.device)
-    return quick.QuickCalls(dispatcher_of(comm).repeated, METHODS, stream, here, capturing, device, comm.rank, comm.size)
+    return quick.QuickCalls(
+        dispatcher_of(comm).repeated, METHODS, stream, here, capturing, device, comm.rank, comm.size
+    )
 
 
 def average(comm: Any, quick: Any, buffer: Tensor) -> Any:

@@ -295,13 +295,17 @@ static void *bind_always(void *unused) {
     closing = NULL;
     pthread_mutex_unlock(&table_lock);
     close_all(ended);
-    for (int i = 0; i < n; i++) {
-      kind_t kind;
+    int more = 0;
+    for (int i = 0; i < n; i++)
       if (!held[i]->opened) open_member(held[i]);
-      for (int k; (k = asked(&held[i]->agreement, &kind)) >= 0;) bind_kind(held[i], k, &kind);
+    for (int i = 0; i < n; i++) { /* one kind, for to compile takes long, and peers may wait to open another communicator */
+      kind_t kind;
+      const int k = more ? -1 : asked(&held[i]->agreement, &kind);
+      if (k >= 0) bind_kind(held[i], k, &kind), more = 1;
       release(held[i]);
     }
     wake(&work_to_agree);
+    if (more) wake(&work_to_bind);
   }
   return unused;
 }

@@ -80,7 +80,8 @@ class CudaCalls:
             bound = CudaCall(self.history, kernel, called, ready, on, holder, search, timeout_s)
         alike = {b.stream for b in (ready.send, ready.recv) if isinstance(b, DeviceArray)}
         if args and (told is not None or len(alike) == 1):
-            parts = [*device_parts(args)]
+            counted = ready.blocks is not None and ready.blocks.counts is not None  # whose lengths do not move
+            parts = [spec[0] for spec in args] if counted else [*device_parts(args)]
             if types_for_c().issuperset(map(type, parts)):
                 bound.learn_places(ready, [*map(device_array, parts)])
         return bound
@@ -106,10 +107,13 @@ class CudaCalls:
         """
         if not bound.places:
             return
-        if bound.blocks:
+        counts = bound.blocks.counts if bound.blocks else None
+        if bound.blocks and not counts:
             self._keep_blocks(bound, args, method, stream)
             return
-        form = (*bound.places, *map(type, args))
+        form: tuple[Any, ...] = (*bound.places, *map(type, args))
+        if counts:  # lengths in GPU memory are found where they are
+            form += (bound.nbytes, *(array.ptr for array in counts.arrays))
         kind = (method, stream_address(stream), bound.stream, bound.call, *bound.registered, *form)
         tried = self._made.find(kind)
         if tried is None:

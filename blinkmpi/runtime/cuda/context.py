@@ -29,7 +29,6 @@ from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied
 from ...transport.cuda.memory.pool import MemoryPool
-from ...transport.cuda.memory_layout import SYMMETRIC_BYTES
 from ...transport.cuda.packets import PROTOCOLS, fits
 from ...transport.cuda.regions import Region
 from ...transport.cuda.transport import CudaTransport
@@ -63,7 +62,6 @@ class CudaContext:
         max_ctas: of a kernel, 0 for the default.
         gate_from: bytes from which on a call has a gate; None: no call has one. Between nodes none has.
         costs: what calls cost on these GPUs.
-        symmetric_bytes: of each rank's symmetric memory; less has less room for slots.
     """
 
     def __init__(
@@ -82,19 +80,11 @@ class CudaContext:
         max_ctas: int = 0,
         gate_from: int | None = None,
         costs: KernelCosts = H200,
-        symmetric_bytes: int = SYMMETRIC_BYTES,
     ) -> None:
         self.gpu, self.machine, self.planned, self.emulated, self.here = gpu, machine, plans, emulated, here
         self.crossing, self.costs = crossing, costs
         self.transport = CudaTransport(
-            comm,
-            gpu,
-            names=here,
-            aware=aware,
-            mixes=mixes,
-            max_ctas=max_ctas,
-            gate_from=None if here else gate_from,
-            symmetric_bytes=symmetric_bytes,
+            comm, gpu, names=here, aware=aware, mixes=mixes, max_ctas=max_ctas, gate_from=None if here else gate_from
         )
         self.rank = here[comm.rank] if here else comm.rank
         self.comm, self._say = comm, say

@@ -64,7 +64,7 @@ class Launch:
             "fingerprint": call.fingerprint, "body": _at(call.record), "body_bytes": len(call.record),
             "in_kernels": records.in_kernels.ctypes.data, "report": ctypes.addressof(transport.report),
             "history": ctypes.addressof(call.history.number), "starts": ctypes.addressof(call.starts),
-            "kernels": ctypes.addressof(transport.kernels_started),
+            "kernels": ctypes.addressof(transport.kernels_started), "of_blocks": int(call.blocks is not None),
         }  # fmt: skip
         if gate := transport.gate_of(call.kernel, transport.gate_from):  # C looks at the bytes of each call
             numbers |= {"gate": gate.handle, "gate_from": transport.gate_from}

@@ -14,5 +14,6 @@
 * ``failure_report`` is what an aborted kernel leaves, ``link_rates`` what ``blinkmpi topo --measure`` times;
 * ``kernels/`` has the CUDA C++: ``stages.cu`` runs any program through slots, ``direct.cu`` one-hop trees between
   registered buffers, ``packets.cu`` one-hop trees for short vectors, in the packets of ``ll16.cuh`` or ``ll128.cuh``,
-  ``messages.cu`` moves a message and ``blocks.cu`` blocks, both by the FIFOs of ``fifo.cuh``.
+  ``messages.cu`` moves a message and ``blocks.cu`` blocks, both by the FIFOs of ``fifo.cuh``; ``gate.cu`` waits for all
+  ranks before a long call.
 """

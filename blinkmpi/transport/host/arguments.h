@@ -2,8 +2,8 @@
  *
  * A call is found by its method and by one argument_t for each thing among its arguments, whatever the addresses of its
  * buffers: how a buffer is typed, its length and whether it may be written; numbers by their values; datatypes and
- * operations of MPI by their handles; texts by what they say; all else is the same object. A list or a tuple comes before
- * its items. Buffers are plain arrays of NumPy's, whatever else shows its memory to Python (memoryview, bytearray,
+ * operations of MPI by their handles; texts by what they say; lengths in GPU memory by their address; all else is the same
+ * object. A list or a tuple comes before its items. Buffers are plain arrays of NumPy's, whatever else shows its memory to Python (memoryview, bytearray,
  * array.array), torch's tensors, and arrays of CuPy's. Anything else is Python's to read. */
 #pragma once
 #include "device_arrays.h"
@@ -158,6 +158,10 @@ static int read_one(arguments_t *r, const types_t *types, const gpu_t *gpu, PyOb
   }
   argument_t a;
   const int kind = read_array(gpu, object, &a);
+  if (kind > ON_HOST && kind == r->library && !is_buffer && nested) { /* lengths in GPU memory, where they are */
+    a.data = (char *)a.at, a.at = 0;
+    return found_by(r, a);
+  }
   if (kind && !is_buffer) return 0;
   if (kind < 0 || (kind > ON_HOST && ((r->library && kind != r->library) || r->key.arrays == MOST_BUFFERS))) return 0;
   if (kind == TENSOR_ON_HOST) {

@@ -58,7 +58,8 @@ typedef struct {
    * fingerprints without the count, of the announcement and of the kernel */
   int64_t elements, least, most, each[MOST_ARRAYS], each_bytes;
   uint64_t form, kernel_form;
-  struct block_launch *blocks; /* of calls of blocks of whatever lengths */
+  int64_t of_blocks;           /* whether it is a call of blocks */
+  struct block_launch *blocks; /* of such of whatever lengths */
 } launch_t;
 
 /* ---- calls of other counts */
@@ -181,7 +182,7 @@ static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arra
     words[m[0]][m[1]] += arrays[m[2]]->at - l->base[m[2]];
   *l->kernels += l->end - l->first;
   l->starts[0]++;
-  if (l->blocks) l->starts[2] += l->nbytes;
+  if (l->of_blocks) l->starts[2] += l->nbytes;
   Py_BEGIN_ALLOW_THREADS /* the queue of launches may be full */
   if (chain) error = l->wait(l->stream, chain, 0);
   for (int64_t p = 0; p < l->parts && !error; p++) {

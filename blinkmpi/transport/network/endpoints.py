@@ -9,15 +9,19 @@ A GPU has an end for each of its groups of threads, dozens in all, so a look at 
 NumPy, and one at all open messages one call of MPI.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ...errors import PlanError
+
+if TYPE_CHECKING:  # programs of one node may have no MPI
+    from mpi4py import MPI
 
 FIRST_CHANNEL = 16  # tag of channel 0; those below are other messages'
 
@@ -28,6 +32,8 @@ def tag_of(channel: int) -> int:
     Raises:
         PlanError: if this MPI has no such tag.
     """
+    from mpi4py import MPI
+
     most = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     if most is not None and FIRST_CHANNEL + channel > most:
         raise PlanError(
@@ -114,7 +120,7 @@ class Endpoints:
 
     def _finish(self, fence: Callable[[], None] | None) -> bool:
         """Raise the flags of messages that have completed; returns whether there were any."""
-        found = MPI.Request.Testsome(self._open)
+        found = self._open[0].Testsome(self._open)  # of their class
         if not found:
             return False
         if fence:

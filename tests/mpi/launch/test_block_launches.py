@@ -14,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
+from benchmarks.fake.gpu import fake_gpus
 from blinkmpi.errors import ArgumentError, BufferTypeError
 from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.transport.cuda.blocks import ends_at
@@ -152,21 +153,25 @@ def test_what_c_leaves_to_python(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(2,), timeout=60)
 def test_counts_on_the_gpu(comm: MPI.Intracomm) -> None:
-    """What the kernel is told; calls of the same arrays are bound once."""
-    n, x, y = comm.size, torch.zeros(1000), torch.zeros(2000)
+    """What the kernel is told. Calls of the same counts are bound once, and C makes the third, of whatever arrays."""
+    n, x, y, other, another = comm.size, *(torch.zeros(count) for count in (1000, 2000, 1000, 2000))
     counts, told, places = (torch.zeros(n, dtype=torch.int64) for _ in range(3))
     with gpu_job(comm) as (ours, driver):
         behind = words_of(n)
         driver["words"], lanes = behind + len(COUNTED), transport_of(ours).block_lanes
         for receives, where in (([y, told], 0), ([y, (told, places)], places.data_ptr())):
-            for turn in range(3):
+            for turn in range(4):
                 bound = mock.patch.object(CudaCalls, "bind", side_effect=AssertionError("it is bound already"))
+                sent, got = (x, receives) if turn < 3 else (other, [another, *receives[1:]])
                 with bound if turn else contextlib.nullcontext():
-                    ours.Alltoallv([x, counts], receives, stream=STREAM)
+                    made = made_by_c(ours, partial(ours.Alltoallv, [sent, counts], got, stream=STREAM))
+                assert made == (turn > 1)
                 _, grid, _, _, words = driver.last()
                 assert grid == (2 * n - 1) * lanes
                 assert words[behind:] == [4, 1000, 2000, counts.data_ptr(), told.data_ptr(), where]
-                assert words[buffers_at(n) : buffers_at(n) + 2] == [x.data_ptr(), y.data_ptr()]
+                assert words[buffers_at(n) : buffers_at(n) + 2] == [sent.data_ptr(), got[0].data_ptr()]
+            assert not made_by_c(ours, partial(ours.Alltoallv, [x, counts.clone()], receives, stream=STREAM))
+        assert sum(c.bytes for c in ours.stats().collectives) == 10 * 8000
         call = partial(ours.Alltoallv, stream=STREAM)
         for wrong in (
             ([x, counts[:1]], [y, told]), ([x, counts.int()], [y, told]), ([x, counts], [y.int(), told]),
@@ -181,3 +186,21 @@ def test_counts_on_the_gpu(comm: MPI.Intracomm) -> None:
         pytest.raises(ArgumentError, match=r"here there is no NVLink; pass counts as lists"),
     ):
         ours.Alltoallv([x, counts], [y, told], stream=STREAM)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_scheme_that_was_asked_for_is_taken(comm: MPI.Intracomm) -> None:
+    """Then the ranks tell one another the lengths, and a program carries the blocks; explain says either."""
+    x, y, counts = torch.zeros(100), torch.zeros(100), [[3, 4], [5, 6]]  # from each rank to each
+    sent, got = counts[comm.rank], [row[comm.rank] for row in counts]
+    for algo, protocol, said in (
+        ("", "blocks", "Alltoallv: no trees; from GPU to GPU in 32 lanes"),
+        ("alltoall:onehop", "slots", "Alltoallv: by trees, and the ranks tell one another the lengths before"),
+    ):
+        with fake_gpus(algo), blinkmpi.Communicator(comm, algo=algo or None) as ours:
+            ours.Alltoallv([x, sent], [y, got], stream=STREAM)
+            assert said in ours.explain("alltoall", 1000)
+            assert [p.protocol for p in ours.stats().protocols] == [protocol]
+            if not algo:
+                assert "Allgatherv:" not in ours.explain("allgather", 1000)
+                assert "Gatherv: no trees" in ours.explain("gather", 1000)

@@ -98,6 +98,20 @@ def test_packets_have_none(comm: MPI.Intracomm, algo: str) -> None:
 
 
 @mpi(ranks=(2,), timeout=60)
+def test_blocks_have_none(comm: MPI.Intracomm) -> None:
+    """Each rank knows its own bytes alone, so the ranks could not decide alike."""
+    n, rank, x, y = comm.size, comm.rank, torch.zeros(COUNT), torch.zeros(COUNT)
+    sent, got = [1000 * rank + r for r in range(n)], [1000 * r + rank for r in range(n)]
+    with job(comm, "", 0) as (ours, of):
+        for turn in range(3):
+            found = of(partial(ours.Alltoallv, [x, sent], [y, got], stream=STREAM))
+            assert found.by_c == (turn > 0)
+            assert len(found.launches) == 1
+            assert [p.protocol for p in ours.stats().protocols] == ["blocks"]
+            assert found.launches[0][0] != GATE
+
+
+@mpi(ranks=(2,), timeout=60)
 @pytest.mark.parametrize("gate_from", [None, 1 << 40])
 def test_without_a_gate_a_call_is_one_kernel(comm: MPI.Intracomm, gate_from: int | None) -> None:
     x = torch.zeros(COUNT)

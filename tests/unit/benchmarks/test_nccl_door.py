@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.nccl_door import COLLECTIVES, DTYPES, joined
+from benchmarks.nccl_door import COLLECTIVES, DTYPES, alike, joined
 from tests.harness import ENVIRONMENT, ROOT
 
 HERE = Path(__file__).parent
@@ -32,3 +32,12 @@ def test_a_row_has_nccls_times_beside_it() -> None:
     plain, ours = {"rows": [other, {**key, **times}]}, {**key, "host_us": 0.5, "device_us": 1.5, "graph_us": 2.5}
     assert joined(plain, {"rows": [ours]}) == [{**ours, "nccl": times}]
     assert joined({}, {"rows": [ours]}) == [{**ours, "nccl": {}}]
+
+
+def test_losses_of_two_ranks_have_the_same_bits_and_those_of_more_nearly() -> None:
+    assert alike([1.0, 0.5], [1.0, 0.5], 2)
+    assert not alike([1.0, 0.5], [1.0, 0.5000001], 2)
+    assert alike([1.0, 0.5], [1.0, 0.5000001], 4)
+    assert not alike([1.0, 0.5], [1.0, 0.6], 4)
+    assert not alike([], [], 2)
+    assert not alike([1.0], [1.0, 1.0], 2)

@@ -30,6 +30,8 @@ from blinkmpi.lang.xml.export import export
 from blinkmpi.lang.xml.file import XmlAlgorithm, load_xml, parse_xml, write_xml
 from blinkmpi.launch import hostfile
 from blinkmpi.launch.hostfile import Host
+from blinkmpi.nccl import table as nccl_table
+from blinkmpi.nccl.table import Faster, FasterTable
 from blinkmpi.planning import tuned_table
 from blinkmpi.planning.algorithms import with_algorithms
 from blinkmpi.planning.diff import plan_differences
@@ -132,6 +134,13 @@ def good_table(found: TunedTable) -> None:
     promised(lambda: taken(PLAN, found, RING), PlanError, line=False)
 
 
+def good_faster(found: FasterTable) -> None:
+    assert FasterTable.from_json(found.to_json()) == found
+    assert found.joined(found).rows == found.rows
+    found.why_stale("2.28.9", {}, "k")
+    found.why_not("allreduce", 4, 12)
+
+
 def read_measured(path: str) -> Measured:
     return Measured.from_json(read_file(path), source=path)
 
@@ -173,6 +182,10 @@ STEPS = StepRates(
     tuple(StepCost(c, False, n, "sum of float32: 3cma+own > result", 150.5, 149.0, 160.25)
           for c in ("allreduce", "reduce_scatter") for n in (1 << 20, 1 << 26)),
 )  # fmt: skip
+FASTER = FasterTable(
+    "NVIDIA H200", 2, "hgx-h200", "2026-11-30", "2.28.9", {"NCCL_NVLS_ENABLE": "0"}, "k", ("allreduce", "reduce"),
+    tuple(Faster(c, "float32", n, 1.25) for c in ("allreduce", "reduce") for n in (1024, 2048)),
+)  # fmt: skip
 READERS = {
     "topology": Reader(load, (TopologyError, FormatError), TOPOLOGIES, good_machine),
     "hostfile": Reader(hostfile.read, (FormatError,), files("hostfiles/*"), good_hosts),
@@ -181,6 +194,12 @@ READERS = {
     "program": Reader(read_program, (FormatError, PlanError), (PROGRAM.to_json().encode(),), good_program),
     "algorithm": Reader(read_algorithm, (FormatError, PlanError), ALGORITHMS, good_algorithm),
     "table": Reader(lambda path: tuned_table.read(Path(path)), (SettingsError, FormatError), TABLES, good_table),
+    "nccl-table": Reader(
+        lambda path: nccl_table.read(Path(path)),
+        (SettingsError, FormatError),
+        (FASTER.to_json().encode(),),
+        good_faster,
+    ),
     "xml": Reader(load_xml, (FormatError,), CHUNKS, good_xml),
     "steps": Reader(
         lambda path: read_steps(Path(path), STEPS.hardware),
@@ -333,7 +352,7 @@ def test_xml_that_says_more_chunks_than_its_steps_can_fill_is_judged_at_once() -
 @pytest.mark.parametrize("what", ["folder", "pipe", "loop", "unreadable", "endless", "no folder", "long", "no path"])
 def test_what_is_no_file_is_said(name: str, what: str, tmp_path: Path) -> None:
     path = str(tmp_path / "FILE.txt")
-    if name in ("table", "steps") and what == "no folder":
+    if name in ("table", "steps", "nccl-table") and what == "no folder":
         pytest.skip("no table is no error")
     if what == "folder":
         os.mkdir(path)

@@ -309,6 +309,11 @@ def counted() -> dict[str, dict[str, tuple[str, str]]]:
             made = kernels(name, (collective,), dtype, op, most=3)
             found[f"{collective} {dtype}, {name}"] = {kernel: (source, "stages") for kernel, source in made}
     found["before long calls"] = {"gate": (gate_source(8), "gate")}
+    blocks = {"blocks": blocks_source(8), "blocks, counts in GPU memory": blocks_source(8, counted=True)}
+    found["from rank to rank"] = {
+        "messages": (messages_source(8), "messages"),
+        **{kernel: (source, "blocks") for kernel, source in blocks.items()},
+    }
     return found
 
 

@@ -14,11 +14,11 @@ import pytest
 from blinkmpi.nccl.library import FLAGS
 from blinkmpi.transport.host.native import built
 from tests.harness import ENVIRONMENT, ROOT
+from tests.unit.nccl.door.left import left_behind
 
 HERE = Path(__file__).parent
 DOOR = ROOT / "blinkmpi" / "nccl" / "door"
 SECONDS = 60
-SHM = Path("/dev/shm")
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 
 
@@ -44,13 +44,9 @@ def door() -> Path:
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
     """In /dev/shm."""
-    before = pages()
+    before = left_behind()
     yield
-    assert pages() <= before
-
-
-def pages() -> set[str]:
-    return {path.name for path in SHM.glob(f"blinkmpi-nccl-{os.getuid()}-*")}
+    assert left_behind() <= before
 
 
 class Ranks:
@@ -266,13 +262,13 @@ def test_a_program_without_nccl_leaves_no_page(door: Path) -> None:
 
 
 def test_a_page_of_a_process_that_died_in_nccls_init_is_removed_by_the_next_one(two: Ranks, folder: Path) -> None:
-    before = pages()
+    before = left_behind()
     env = {**os.environ, "STUB_FOLDER": str(folder), "LD_PRELOAD": str(two.door), "STUB_DIES": "1"}
     words = [str(folder / "client"), uuid4().hex, "2", "0", "plain"]
     assert subprocess.run(words, env=env, timeout=SECONDS, check=False).returncode == -signal.SIGKILL
-    assert len(pages() - before) == 1
+    assert len(left_behind() - before) == 1
     two.run("scalable")
-    assert pages() <= before
+    assert left_behind() <= before
 
 
 def test_a_binder_in_python_is_never_waited_for(two: Ranks, folder: Path) -> None:

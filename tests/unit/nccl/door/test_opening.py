@@ -19,16 +19,26 @@ from blinkmpi.nccl.table import Faster, FasterTable, file_of, variables
 from blinkmpi.topology.gpu_topology import from_gpus
 from blinkmpi.transport.cuda.kernels.compiler import kernels_digest
 from tests.harness import ENVIRONMENT, ROOT
+from tests.unit.nccl.door.left import left_behind
 from tests.unit.topology.test_probe import recorded
 
 HERE = Path(__file__).parent
 SECONDS = 100
 CALLS = 20
-SHM = Path("/dev/shm")
 CUDA = """
 #include <unistd.h>
 int cuCtxGetDevice(int *device) { return *device = 0, 0; }
 int cuDeviceGetUuid_v2(unsigned long *uuid, int device) { return uuid[0] = getpid(), uuid[1] = device, 0; }
+"""
+LACKS = """
+import sys
+
+class Lacks:
+    def find_spec(self, name, path=None, target=None):
+        if name == "blinkmpi.nccl.inside":
+            raise ImportError(f"no {name} here")
+
+sys.meta_path.insert(0, Lacks())
 """
 AT_END = """
 #include <stddef.h>
@@ -61,10 +71,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
     """In /dev/shm: neither pages nor stores."""
-    pattern = f"blinkmpi-nccl-{os.getuid()}-*"
-    before = set(SHM.glob(pattern))
+    before = left_behind()
     yield
-    assert set(SHM.glob(pattern)) <= before
+    assert left_behind() <= before
 
 
 class Ended:
@@ -124,6 +133,11 @@ def test_all_ranks_open_their_gpus_and_launch_the_same_calls(folder: Path, n: in
     assert len(told["launched"]) == CALLS
 
 
+def test_a_process_may_have_several_communicators(folder: Path) -> None:
+    for rank in ranks(folder, 2, {"FAKE": "1", "COMMS": "3"}):
+        assert (rank.code, rank.errors, rank.told["all"]) == (0, "", [["open", True]] * 3)
+
+
 @pytest.mark.parametrize("library", ["", "VLLM_NCCL_SO_PATH"])
 def test_the_command_runs_programs_that_are_linked_and_those_that_open_by_name(folder: Path, library: str) -> None:
     found = ranks(folder, 2, {"FAKE": "1"}, before=[sys.executable, "-m", "blinkmpi", "nccl", "run"], library=library)
@@ -178,7 +192,7 @@ def test_a_program_may_end_while_its_gpus_are_opened(folder: Path) -> None:
         assert (rank.code, rank.errors) == (0, "")
 
 
-STEPS = ("shared_folder", "agree_on_settings", "gather_gpus", "as_measured", "agree_on_plan", "CudaContext")
+STEPS = ("shared_folder", "agree_on_settings", "gather_gpus", "kept", "agree_on_plan", "CudaTransport")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -202,12 +216,19 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(folder: Path, step: str) -> 
 
 
 def test_a_rank_whose_python_lacks_a_package_leaves_all_with_nccl(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "mpi4py.py").write_text("raise ImportError('no mpi4py here')")
+    (tmp_path / "sitecustomize.py").write_text(LACKS)
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     found = ranks(folder, 2, {}, {0: {"FAKE": "1"}, 1: path})
-    assert "stay NCCL's: ImportError: no mpi4py here" in found[1].errors
+    assert "stay NCCL's: ImportError: no blinkmpi.nccl.inside here" in found[1].errors
     assert "rank 1 has not opened its GPU and will not" in found[0].errors
     assert [(rank.code, rank.told["state"], rank.told["ours"]) for rank in found] == [(0, "NCCL's", 0)] * 2
+
+
+def test_opening_imports_no_mpi() -> None:
+    """An unchanged program may have none, or begin it itself later."""
+    code = "import sys, blinkmpi.nccl.inside, blinkmpi.nccl.opening; print([m for m in sys.modules if 'mpi4py' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_another_setting_on_one_rank_is_said_on_all(folder: Path) -> None:
