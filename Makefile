@@ -21,9 +21,12 @@
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
 #   make paper   the figures of the Blink paper anew: results and pictures (FIGURE=trees for one)
 #   make wheel   dist/*.tar.gz, and dist/*.whl made from it
+#   make sbom    the wheel, and what is installed with it: dist/blinkmpi.cdx.json (CycloneDX), dist/licences.md
+#   make lock    tests/requirements.txt anew: versions and hashes of what the tests need
 #   make clean   remove what the other targets made
 #
-# PYTHON=/path/to/python3 chooses the Python, VENV=folder the environment.
+# PYTHON=/path/to/python3 chooses the Python, VENV=folder the environment. LOCKED=1 installs what tests/requirements.txt
+# pins, and compares hashes, for make test and the targets that share its environment.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -56,7 +59,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test test-long quick sizes docs check gpu mutants test-hosts mpi4py-suite torch-suite clients campaign paper wheel clean
+.PHONY: demo test test-long quick sizes docs check gpu mutants test-hosts mpi4py-suite torch-suite clients campaign paper wheel sbom lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -126,6 +129,25 @@ wheel: $(VENV)/pyvenv.cfg
 	$(BIN)/python -m build
 	rm -rf build
 
+# In an environment of its own, of the wheel alone; the tools are in another one.
+sbom: wheel
+	$(BIN)/python -m venv build/sbom/installed
+	$(BIN)/python -m venv build/sbom/tools
+	build/sbom/installed/bin/$(subst $(BIN)/,,$(PIP)) install "$$(echo dist/*.whl)[mpi]"
+	build/sbom/tools/bin/$(subst $(BIN)/,,$(PIP)) install 'cyclonedx-bom==7.*' 'pip-licenses==5.*'
+	build/sbom/tools/bin/cyclonedx-py environment --output-file dist/blinkmpi.cdx.json build/sbom/installed/bin/python
+	build/sbom/tools/bin/pip-licenses --python build/sbom/installed/bin/python --from mixed --format markdown \
+		--output-file dist/licences.md
+	rm -rf build
+
+lock: $(VENV)/pyvenv.cfg
+	@mkdir -p build
+	$(PIP) install 'uv==0.*'
+	$(BIN)/uv pip compile setup.py --extra mpi --extra test --universal --python-version 3.11 --generate-hashes \
+		--quiet --no-header --output-file build/requirements.txt
+	{ head -1 tests/requirements.txt; cat build/requirements.txt; } > build/locked.txt
+	mv build/locked.txt tests/requirements.txt
+
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -142,7 +164,10 @@ $(VENV)/.has-clients: more := --requirement tests/clients/requirements.txt
 $(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg
 	@echo "Installing blinkmpi[$(extras)] into $(VENV) ..."
 	@rm -rf build
-	@$(PIP) install --editable '.[$(extras)]' $(more)
+	@$(if $(and $(LOCKED),$(filter mpi$(comma)test,$(extras))), \
+		$(PIP) install --require-hashes --requirement tests/requirements.txt && \
+		$(PIP) install --no-deps --no-build-isolation --editable ., \
+		$(PIP) install --editable '.[$(extras)]' $(more))
 	@$(if $(filter mpi$(comma)test,$(extras)),$(PIP) install --retries 1 --extra-index-url $(TORCH_INDEX) '$(TORCH)')
 	@$(write-mca-files)
 	@touch $@

@@ -10,6 +10,7 @@ Everything that only configures a tool is in ``pyproject.toml``.
 """
 
 import os
+import re
 from pathlib import Path
 
 from setuptools import setup
@@ -32,6 +33,24 @@ def packages() -> dict[str, str]:
                 below = Path(folder).relative_to(here / root).parts
                 found[".".join([package, *below])] = "/".join([root, *below])
     return found
+
+
+def pages() -> list[tuple[str, list[str]]]:
+    """The pages, for ``share/doc/blinkmpi`` of the environment, in folders as here: links among them hold."""
+    here = Path(__file__).parent
+    folders = {"": ("*.md", "CITATION.cff"), "docs": ("*.md", "*.svg"), "benchmarks": ("*.md",)}
+    found = {
+        folder: [path.relative_to(here).as_posix() for pattern in patterns for path in (here / folder).glob(pattern)]
+        for folder, patterns in folders.items()
+    }
+    return [(f"share/doc/blinkmpi/{folder}".rstrip("/"), sorted(files)) for folder, files in found.items() if files]
+
+
+def readme_without_files() -> str:
+    """The README as an index of packages shows it: without pictures of this tree, and links to its files as text."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^!\[[^]]*\]\((?!https?:)[^)]*\)\n+", "", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
 PACKAGES = packages()
@@ -85,9 +104,9 @@ EXTRAS = {
 
 setup(
     name="blinkmpi",
-    version="0.1.0",
+    version="0.2.0",
     description="Collectives for distributed machine learning from spanning trees packed into the probed machine",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=readme_without_files(),
     long_description_content_type="text/markdown",
     author="The blinkmpi developers",
     license_expression="Apache-2.0",
@@ -107,6 +126,7 @@ setup(
         "blinkmpi.transport.cuda.memory": ["*.c"],
         "blinkmpi.transport.cuda.kernels": ["*.cu", "*.cuh"],
     },
+    data_files=pages(),
     include_package_data=False,
     zip_safe=False,
     install_requires=[

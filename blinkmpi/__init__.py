@@ -39,7 +39,7 @@ else:
         __name__, {"communicator": ("Communicator",), "store_communicator": ("StoreCommunicator",)}
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ArgumentError",
     "BlinkError",

@@ -11,7 +11,7 @@ from functools import cache
 
 from benchmarks import gpu_certainty, losses, report
 from benchmarks.lang import page as lang
-from benchmarks.pages import nccl
+from benchmarks.pages import nccl, planner
 from benchmarks.paper import __main__ as paper
 from benchmarks.planner import gpu_choice
 from benchmarks.training import figure as training
@@ -38,6 +38,7 @@ SOURCES: dict[str, Callable[[], dict[str, str]]] = {
     "paper": paper.tables,
     "certainty": lambda: {**gpu_certainty.tables(gpu_certainty.measurements()), "choice": choices_on_gpus()},
     "lang": lang.tables,
+    "planner": planner.tables,
     "pytorch": lambda: {"training-sets": training_sets(), "versions": versions.table_of_files()},
 }
 

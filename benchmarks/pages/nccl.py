@@ -24,8 +24,8 @@ def door_table(document: dict[str, Any]) -> str:
     losses = "equal" if training["equal"] else "NOT equal"
     below = (
         f"{document['n']} {facts['gpu']}, torch {facts['torch']}, NCCL {facts['nccl']} without NVLS; {len(rows)} rows, "
-        f"of {_listed(rows, 'dtype')} and {_sizes(rows)}. Wrong elements: {document['wrong']}. {training['ours']} calls "
-        f"of a training were ours; its losses were {losses} to those of plain NCCL."
+        f"of {_listed(rows, 'dtype')} and {_sizes(rows)}. Wrong elements: {document['wrong']}. {training['ours']} "
+        f"calls of a training were ours; its losses were {losses} to those of plain NCCL."
     )
     head = table_head("collective", *TIMES.values(), "ours, of the calls that were looked at")
     return "\n".join([*head, *map(line, lines), "", below])

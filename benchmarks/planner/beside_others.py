@@ -5,7 +5,7 @@ in so many steps, the ideal rate of the meshes and tori that TACOS plans for, an
 graphs whose ranks all look alike (every link as full as the distances make it). No schedule beats the last two; on
 Kautz graphs none reaches the last one. Every packing is proved by ``pack`` or ``by_depth``.
 
-Writes ``results/treegen-beside.json`` and a table of ``docs/treegen.md``; ``--page`` writes the table alone. The exit
+Writes ``results/treegen-beside.json``. The exit
 code is 1 if a rate of ours is below another one, and not proved to be the most that there is.
 """
 
@@ -17,7 +17,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from methods import file_and_table
+from methods import written
 
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
@@ -148,29 +148,21 @@ def _packed(row: Row) -> tuple[Packing, bool]:
     return points[-1].packing, points[-1].proved
 
 
-def table(found: dict[str, Any]) -> str:
-    """A line for each row."""
-    names = "beside", "machine", "ranks", "collective", "hops, at most", "theirs, GB/s", "ours, GB/s", "the most"
-    lines = [
-        f"Machine: {found['hardware']['cpu']}. Code: {(found['commit'] or 'unknown')[:12]}.\n",
-        f"| {' | '.join(names)} | depth | trees | CPU s |",
-        "|---|---|---:|---|---:|---:|---:|---|---:|---:|---:|",
-    ]
-    for row in found["rows"]:
-        machine_of = f"{row['source']} | {row['machine']} | {row['ranks']} | {row['collective']}"
-        rates = f"{row['max_depth'] or 'any'} | {row['theirs_gbps']:.2f} | {row['ours_gbps']:.2f}"
-        ours = f"{'proved' if row['proved'] else 'open'} | {row['depth']} | {row['trees']} | {row['cpu_seconds']:.2f}"
-        lines.append(f"| {machine_of} | {rates} | {ours} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Plan all rows, write the file and the table."""
-    found = file_and_table(__doc__, argv, RESULT, lambda: {"rows": [measured(row) for row in rows()]}, table)
-    below = [row for row in found["rows"] if Fraction(row["part"]) < 1 and not row["proved"]]
-    for row in below:
-        print(f"{row['machine']} {row['collective']}: {row['ours_gbps']:.2f} of {row['theirs_gbps']:.2f} GB/s")
-    return 1 if below else 0
+    """Plan all rows, write the file; 1 if a rate is below another one and not proved to be the most."""
+    found = written(__doc__, argv, RESULT, lambda: {"rows": [measured(row) for row in rows()]})
+    lines = below(found["rows"])
+    print("\n".join(lines))
+    return 1 if lines else 0
+
+
+def below(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each rate that is below another one and not proved to be the most."""
+    return [
+        f"{row['machine']} {row['collective']}: {row['ours_gbps']:.2f} of {row['theirs_gbps']:.2f} GB/s"
+        for row in rows
+        if Fraction(row["part"]) < 1 and not row["proved"]
+    ]
 
 
 if __name__ == "__main__":

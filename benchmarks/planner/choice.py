@@ -3,8 +3,7 @@
 For every collective on some machines, and vectors of 4 KiB to 1 GiB, it prices the row of the selection table that the
 call takes, and every other scheme that a plan could hold, each with the chunks that the cost model's closed form finds
 best for it. Prices are the simulator's. Writes ``results/choice.json``: a row for each call, with the seconds of every
-scheme and how much longer the choice takes than the fastest; then a table of ``docs/treegen.md``. ``--page`` writes the
-table alone.
+scheme and how much longer the choice takes than the fastest.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drawn_machines import drawn
-from methods import PAGE, head, with_tables
+from methods import head
 
 from blinkmpi.planning.by_size import SIZES
 from blinkmpi.planning.defaults import rule_of
@@ -88,47 +87,24 @@ def judged(job: tuple[str, Collective]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(found: dict[str, Any]) -> str:
-    """A line for each machine."""
-    lines = [
-        f"{len(found['rows'])} calls, {found['near']} within 3 % of the fastest scheme.\n"
-        f"Code: {(found['commit'] or 'unknown')[:12]}.\n",
-        "| machine | ranks | calls | within 3 % | most above the fastest | broadcast | allreduce | allgather |",
-        "|---|---:|---:|---:|---:|---|---|---|",
-    ]
-    for name in dict.fromkeys(row["machine"] for row in found["rows"]):
-        rows = [row for row in found["rows"] if row["machine"] == name]
-        worst = max(row["longer"] for row in rows)
-        near = sum(row["longer"] <= NEAR for row in rows)
-        schemes = [" ".join(dict.fromkeys(row["chosen"] for row in rows if row["collective"] == c))
-                   for c in ("broadcast", "allreduce", "allgather")]  # fmt: skip
-        start = f"| {name.removeprefix('~')} | {rows[0]['ranks']} | {len(rows)} | {near} | {100 * worst - 100:.0f} %"
-        lines.append(f"{start} | {' | '.join(schemes)} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Price everything, write the file and the page."""
+    """Price everything and write the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--machines", nargs="*", default=list(MACHINES), metavar="M")
     parser.add_argument("--collectives", nargs="*", default=list(COLLECTIVES), choices=COLLECTIVES, metavar="C")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("-o", dest="output", type=Path, default=RESULT, metavar="FILE")
-    parser.add_argument("--page", action="store_true", help="write the page from the file that is there")
     args = parser.parse_args(argv)
-    if not args.page:
-        rows: list[dict[str, Any]] = []
-        with ProcessPoolExecutor(args.jobs) as pool:
-            for some in pool.map(judged, [(m, c) for m in args.machines for c in args.collectives]):
-                rows += some
-                for row in some:
-                    if row["longer"] > NEAR:
-                        print(json.dumps(row), flush=True)
-        near = sum(row["longer"] <= NEAR for row in rows)
-        args.output.write_text(json.dumps({**head("choice"), "near": near, "rows": rows}, indent=1) + "\n")
-        print(f"{near} of {len(rows)} calls are within 3 % of the fastest scheme")
-    if args.output == RESULT:
-        PAGE.write_text(with_tables(PAGE.read_text(), {"choice": table(json.loads(RESULT.read_text()))}))
+    rows: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for some in pool.map(judged, [(m, c) for m in args.machines for c in args.collectives]):
+            rows += some
+            for row in some:
+                if row["longer"] > NEAR:
+                    print(json.dumps(row), flush=True)
+    near = sum(row["longer"] <= NEAR for row in rows)
+    args.output.write_text(json.dumps({**head("choice"), "near": near, "rows": rows}, indent=1) + "\n")
+    print(f"{near} of {len(rows)} calls are within 3 % of the fastest scheme")
     return 0
 
 

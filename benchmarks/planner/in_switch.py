@@ -4,7 +4,7 @@ For each figure of ``published_nvls.json`` it plans and simulates an AllReduce o
 copies, and with sums in the switches. Links have the rate of their data sheet, or what NCCL's own tuning takes for an
 NVLink after its protocol. Nothing is measured: the machine that this project measures on forbids NVLink multicast.
 
-Writes ``results/treegen-in-switch.json`` and a table of ``docs/treegen.md``; ``--page`` writes the table alone.
+Writes ``results/treegen-in-switch.json``.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from methods import file_and_table
+from methods import written
 
 from blinkmpi.bench.nccl_tests import call_of_size
 from blinkmpi.planning.defaults import rule_of
@@ -51,31 +51,14 @@ def beside(figure: dict[str, Any]) -> dict[str, Any]:
     return {**figure, "simulated": ours}
 
 
-def table(found: dict[str, Any]) -> str:
-    """A line for each figure."""
-    names = "machine", "GPUs", "NCCL", "with sums", "ours", "with sums", "ours at NCCL's rate", "with sums", "source"
-    lines = [
-        f"Code: {(found['commit'] or 'unknown')[:12]}. {found['nbytes'] >> 30} GiB; bus bandwidths in GB/s.\n",
-        f"| {' | '.join(names)} |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for row in found["rows"]:
-        said = [" to ".join(dict.fromkeys(map(str, row[name]))) or "not stated" for name in ("without", "with")]
-        ours = [f"{row['simulated'][r][w]:.0f}" for r in ("listed", "nccl") for w in ("without", "with")]
-        url, _, date = row["source"].partition(" ")
-        where = f"[{'/'.join(url.split('/')[3:5])}]({url}) {date}"
-        lines.append(f"| {row['machine']} | {row['gpus']} | {' | '.join([*said, *ours])} | {where} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Simulate all rows, write the file and the table."""
+    """Simulate all rows and write the file."""
 
     def made() -> dict[str, Any]:
         figures = json.loads(PUBLISHED.read_text())["figures"]
         return {"nbytes": NBYTES, "rows": [beside(figure) for figure in figures]}
 
-    file_and_table(__doc__, argv, RESULT, made, table)
+    written(__doc__, argv, RESULT, made)
     return 0
 
 

@@ -2,8 +2,7 @@
 
 Every collective on the machines of ``large_machines.py``: those that data centres are built of, and 40 that are drawn,
 with parts that are dead or slow. Each packing is proved by ``pack`` itself. Writes ``results/treegen-large.json``:
-rate, bound, depth, CPU time and memory of each, in a process of its own; and a table of ``docs/treegen.md``. ``--page``
-writes the table alone.
+rate, bound, depth, CPU time and memory of each, in a process of its own.
 """
 
 import argparse
@@ -12,12 +11,11 @@ import multiprocessing
 import resource
 import sys
 import time
-from math import log2
 from pathlib import Path
 from typing import Any
 
 from large_machines import USUAL, drawn
-from methods import PAGE, head, with_tables
+from methods import head
 
 from blinkmpi.errors import NoPackingError, TopologyError
 from blinkmpi.topology.model import Topology
@@ -25,8 +23,6 @@ from blinkmpi.trees.packing import pack
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "treegen-large.json"
 COLLECTIVES = ("allreduce", "broadcast", "allgather", "reduce", "reduce_scatter", "gather", "scatter", "alltoall")
-SHOWN = COLLECTIVES[:3]
-CLOSE = 0.95
 Job = tuple[str | int, str]  # a machine's name or seed, and a collective
 
 
@@ -56,55 +52,19 @@ def judged(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(found: dict[str, Any]) -> str:
-    """A line for each usual machine and shown collective, then the drawn ones by kind."""
-    lines = [
-        f"Machine: {found['hardware']['cpu']}. Code: {(found['commit'] or 'unknown')[:12]}.\n",
-        "| machine | collective | GB/s | bound | part | scheme | trees | depth | CPU s | MB |",
-        "|---|---|---:|---:|---:|---|---:|---:|---:|---:|",
-    ]
-    for row in found["rows"]:
-        if "seed" not in row and row["collective"] in SHOWN:
-            lines.append(
-                f"| {row['machine']} | {row['collective']} | {row['rate_gbps']:.1f} | {row['bound_gbps']:.1f} | "
-                f"{row['of_bound']:.1%} | {row['scheme']} | {row['trees']} | {row['depth']} | {row['seconds']:.1f} | "
-                f"{row['memory_mb']} |"
-            )
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    for row in found["rows"]:
-        if "seed" in row and "of_bound" in row:
-            kinds.setdefault(row["machine"], []).append(row)
-    lines += [
-        "\n| drawn machines | number | calls | within 5 % | least part | deepest / 2 log2 n | most CPU s |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for kind, rows in sorted(kinds.items()):
-        close = sum(row["of_bound"] >= CLOSE for row in rows)
-        deepest = max(row["depth"] / (2 * log2(row["ranks"])) for row in rows)
-        lines.append(
-            f"| {kind} | {len({row['seed'] for row in rows})} | {len(rows)} | {close} | "
-            f"{min(row['of_bound'] for row in rows):.1%} | {deepest:.2f} | {max(row['seconds'] for row in rows):.1f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Run, write the file, write the page."""
+    """Run and write the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--drawn", type=int, default=40, help="machines that are drawn")
     parser.add_argument("-o", dest="output", type=Path, default=RESULT, metavar="FILE")
-    parser.add_argument("--page", action="store_true", help="write the page from the file that is there")
     args = parser.parse_args(argv)
-    if not args.page:
-        jobs: list[Job] = [(which, collective) for which in (*USUAL, *range(args.drawn)) for collective in COLLECTIVES]
-        rows = []
-        with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-            for row in pool.imap(judged, jobs):
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-        args.output.write_text(json.dumps({**head("treegen-large"), "rows": rows}, indent=1) + "\n")
-    if args.output == RESULT:
-        PAGE.write_text(with_tables(PAGE.read_text(), {"large": table(json.loads(RESULT.read_text()))}))
+    jobs: list[Job] = [(which, collective) for which in (*USUAL, *range(args.drawn)) for collective in COLLECTIVES]
+    rows = []
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        for row in pool.imap(judged, jobs):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    args.output.write_text(json.dumps({**head("treegen-large"), "rows": rows}, indent=1) + "\n")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Compare all planning methods, and write the tables of docs/treegen.md: ``python benchmarks/planner/methods.py``.
+"""Compare all planning methods: ``python benchmarks/planner/methods.py``.
 
 Plans for DGX-1 machines by every method, times each, predicts a call with the cost model, and writes
-``results/treegen-methods.json``; then the tables between the marks in the page. ``--page`` writes the page alone.
+``results/treegen-methods.json``.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from blinkmpi.trees.tree import ROOTED, Packing
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "treegen-methods.json"
-PAGE = ROOT / "docs" / "treegen.md"
 MACHINES = ("dgx-1v", "dgx-1p")
 COLLECTIVES = ("broadcast", "allreduce", "allgather")
 SIZES = (1 << 20, 64 << 20)
@@ -43,14 +42,8 @@ LIMITS: tuple[tuple[str, str, MethodOptions], ...] = (
 
 
 def main() -> int:
-    """Run, write the file, write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--page", action="store_true", help="write the page from the file that is there")
-    if not parser.parse_args().page:
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(run(), indent=1) + "\n")
-    found = json.loads(RESULT.read_text())
-    PAGE.write_text(with_tables(PAGE.read_text(), tables(found)))
+    """Run and write the file."""
+    written(__doc__, None, RESULT, run)
     return 0
 
 
@@ -58,7 +51,6 @@ def run() -> dict[str, Any]:
     """Every method on every machine and collective, the fronts, and the least numbers of trees."""
     machines = [machine(name) for name in MACHINES]
     return {
-        **head("treegen-methods"),
         "calibration_seconds": calibration(time.thread_time),
         "rows": [row for t in machines for c in COLLECTIVES for row in rows_of(t, c)],
         "fronts": [front_of(t, c) for t in machines for c in COLLECTIVES],
@@ -142,87 +134,23 @@ def fewest_of(t: Topology, collective: str) -> dict[str, Any]:
     return {"machine": t.name, "collective": collective, **found, "at_least": result.least, "proof": result.proof}
 
 
-def tables(found: dict[str, Any]) -> dict[str, str]:
-    """The page's tables by their names."""
-    return {"methods": method_table(found), "fronts": front_table(found), "fewest": fewest_table(found)}
-
-
-def with_tables(page: str, tables: dict[str, str]) -> str:
-    """The page with what stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->`` written anew."""
-    for name, table in tables.items():
-        head, begin, rest = page.partition(f"<!-- {name}: begin -->\n")
-        _, end, tail = rest.partition(f"<!-- {name}: end -->")
-        if not begin or not end:
-            marks = f"<!-- {name}: begin --> and <!-- {name}: end -->"
-            raise SystemExit(f"the page has no marks for {name}; add {marks}")
-        page = f"{head}{begin}{table}{end}{tail}"
-    return page
-
-
-def file_and_table(
-    text: str | None,
-    argv: list[str] | None,
-    result: Path,
-    made: Callable[[], dict[str, Any]],
-    table: Callable[[Any], str],
+def written(
+    text: str | None, argv: list[str] | None, result: Path, made: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The program of a result file that has one table on the page; returns what the file has.
+    """The program of a result file that has no other flag than ``-o``; returns what it wrote.
 
     Args:
         text: the program's, of which the first line describes it.
-        result: the file, ``treegen-NAME.json``; the page's marks have that name.
+        result: the file where nobody says another one; its name is the kind in its head.
         made: gives what is in it besides its head.
     """
     parser = argparse.ArgumentParser(description=(text or "").splitlines()[0])
     parser.add_argument("-o", dest="output", type=Path, default=result, metavar="FILE")
-    parser.add_argument("--page", action="store_true", help="write the table from the file that is there")
     args = parser.parse_args(argv)
-    if not args.page:
-        args.output.write_text(json.dumps({**head(result.stem), **made()}, indent=1) + "\n")
-    found: dict[str, Any] = json.loads(args.output.read_text())
-    if args.output == result:
-        PAGE.write_text(with_tables(PAGE.read_text(), {result.stem.removeprefix("treegen-"): table(found)}))
+    found = {**head(result.stem), **made()}
+    args.output.parent.mkdir(exist_ok=True)
+    args.output.write_text(json.dumps(found, indent=1) + "\n")
     return found
-
-
-def method_table(found: dict[str, Any]) -> str:
-    """One row for each machine, collective and method."""
-    small, large = (f"{n >> 20} MiB" for n in SIZES)
-    lines = [
-        f"Machine: {found['hardware']['cpu']}, a fixed loop of 3 million steps took "
-        f"{found['calibration_seconds'] * 1e3:.0f} ms. Code: {(found['commit'] or 'unknown')[:12]}.\n",
-        f"| machine | collective | method | trees | depth | rate GB/s | of the NVLink bound | predicted {small} | "
-        f"{large} | planning, CPU ms |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in found["rows"]:
-        low, high = (row["predicted_gbps"][str(n)] for n in SIZES)
-        lines.append(
-            f"| {row['machine']} | {row['collective']} | {row['method']} | {row['trees']} | {row['depth']} | "
-            f"{row['rate_gbps']:.2f} | {row['of_nvlink_bound']:.1%} | {low:.1f} | {high:.1f} | "
-            f"{row['seconds'] * 1e3:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def front_table(found: dict[str, Any]) -> str:
-    """The fronts, a line each."""
-    lines = ["| machine | collective | trees / depth / GB/s | CPU ms |", "|---|---|---|---:|"]
-    for one in found["fronts"]:
-        points = ", ".join(f"{p['trees']}/{p['depth']}/{p['rate_gbps']:.1f}" for p in one["points"])
-        lines.append(f"| {one['machine']} | {one['collective']} | {points} | {one['seconds'] * 1e3:.0f} |")
-    return "\n".join(lines) + "\n"
-
-
-def fewest_table(found: dict[str, Any]) -> str:
-    """The least numbers of trees."""
-    lines = ["| machine | collective | trees | at least | proved by | CPU ms |", "|---|---|---:|---:|---|---:|"]
-    for one in found["fewest"]:
-        lines.append(
-            f"| {one['machine']} | {one['collective']} | {one['trees']} | {one['at_least']} | "
-            f"{one['proof'] or 'open'} | {one['seconds'] * 1e3:.0f} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

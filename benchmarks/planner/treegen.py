@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from methods import PAGE, calibration, size_of, with_tables
+from methods import calibration, size_of
 from methods import head as of_planner
 
 from blinkmpi.bench.environment import versions
@@ -100,7 +100,6 @@ def direct(name: str, n: int, lanes: dict[tuple[int, int], int]) -> Topology:
     return Topology(name, tuple(Device("gpu", 0, i) for i in range(n)), (), links).check()
 
 
-CATALOGUE, MOST_BOXES = ("DGX-1P", "DGX-1V", "DGX-2", "PCIe", "A100", "H100", "MI250"), 8  # of the page
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 FAMILIES = {
     "DGX-1P": Family((1, 2, 4, 8), lambda k: 8 * k, boxes("dgx-1p")),
@@ -127,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES), metavar="F")
     parser.add_argument("--collectives", nargs="*", choices=COLLECTIVES, default=COLLECTIVES, metavar="C")
     parser.add_argument("-o", dest="output", type=Path, default=RESULT, metavar="FILE")
-    parser.add_argument("--plot", action="store_true", help="draw, and write the page, from the file that is there")
+    parser.add_argument("--plot", action="store_true", help="draw from the file that is there")
     parser.add_argument("--row", nargs=3, metavar=("F", "SIZE", "C"), help="plan one row here and print it as JSON")
     args = parser.parse_args(argv)
     if args.row:
@@ -142,39 +141,7 @@ def main(argv: list[str] | None = None) -> int:
             args.output.write_text(json.dumps(found, indent=1) + "\n")
     found = json.loads(args.output.read_text())
     draw(found, args.output.with_suffix(".svg"))
-    if args.output == RESULT:
-        PAGE.write_text(with_tables(PAGE.read_text(), {"catalogue": table(found)}))
     return 0
-
-
-def table(found: dict[str, Any]) -> str:
-    """A line for each machine of the catalogue: trees, depth, part of the bound and milliseconds of each collective."""
-    rows = {(row["family"], row["size"], row["collective"]): row for row in found["rows"]}
-    theirs = found["reference"]["seconds"]
-    lines = [
-        "Trees / depth / part of the bound / milliseconds. The last column is another machine's:\n"
-        f"{FORESTCOLL['what']}.\n"
-        f"Machine: {found['hardware']['cores_available']} cores of {found['hardware']['cpu']}. "
-        f"Code: {(found['commit'] or 'unknown')[:12]}.\n",
-        f"| machine | boxes | {' | '.join(COLLECTIVES)} | ForestColl, ms |",
-        "|---|---:|" + "---|" * len(COLLECTIVES) + "---:|",
-    ]
-    for name in CATALOGUE:
-        for size in FAMILIES[name].sizes:
-            if size > MOST_BOXES or (name, size, COLLECTIVES[0]) not in rows:
-                continue
-            cells = [cell_of(rows[name, size, collective]) for collective in COLLECTIVES]
-            seconds = theirs.get(name, {}).get(str(FAMILIES[name].gpus(size)))
-            lines.append(f"| {name} | {size} | {' | '.join(cells)} | {f'{1000 * seconds:.0f}' if seconds else ''} |")
-    return "\n".join(lines) + "\n"
-
-
-def cell_of(row: dict[str, Any]) -> str:
-    """``16 / 2 / 100 % / 12``."""
-    if "failed" in row:
-        return "failed"
-    part = "100" if row["optimal"] else f"{100 * row['of_bound']:.1f}"
-    return f"{row['trees']} / {row['depth']} / {part} % / {1000 * row['seconds']:.1f}"
 
 
 def head(args: argparse.Namespace) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 Every collective on every machine, from a random root, within the time that planning may take. Each packing is proved
 by ``pack`` itself; a machine that is refused is looked at with networkx. Writes ``results/treegen-random.json``: sums
-by family, and each call that misses its bound, takes long or fails, with the seed that draws its machine again; then a
-table of ``docs/treegen.md``. ``--page`` writes the table alone.
+by family, and each call that misses its bound, takes long or fails, with the seed that draws its machine again.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from typing import Any
 
 import networkx as nx
 from drawn_machines import FAMILIES, drawn
-from methods import PAGE, head, with_tables
+from methods import head
 
 from blinkmpi.errors import NoPackingError, TopologyError
 from blinkmpi.topology.model import Topology
@@ -93,30 +92,6 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(found: dict[str, Any]) -> str:
-    """A line for each family."""
-    names = {
-        "optimal": "at the bound",
-        "close": "within 5 %",
-        "below": "below",
-        "refused": "impossible",
-        "as scatters": "as scatters",
-    }
-    names |= {"wrongly refused": "wrongly refused", "crashed": "crashed"}
-    lines = [
-        f"{found['all']['machines']} machines, {found['all']['calls']} calls of {found['plan_seconds']:g} s at most, "
-        f"{found['processes']} at a time.\nMachine: {found['hardware']['cores_available']} cores of "
-        f"{found['hardware']['cpu']}. Code: {(found['commit'] or 'unknown')[:12]}.\n",
-        f"| family | machines | ranks, at most | {' | '.join(names.values())} | slowest, s |",
-        "|---|---:|---:|" + "---:|" * (len(names) + 1),
-    ]
-    for name, one in {**found["families"], "all": found["all"]}.items():
-        counts = " | ".join(str(one.get(outcome, 0)) for outcome in names)
-        start = f"| {name.replace('_', ' ')} | {one['machines']} | {one['most ranks']}"
-        lines.append(f"{start} | {counts} | {one['most seconds']:.1f} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run, write; 1 if anything crashed or was wrongly refused."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -125,12 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES), metavar="F")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("-o", dest="output", type=Path, default=RESULT, metavar="FILE")
-    parser.add_argument("--page", action="store_true", help="write the page from the file that is there")
     args = parser.parse_args(argv)
-    if args.page:
-        found = json.loads(args.output.read_text())
-        PAGE.write_text(with_tables(PAGE.read_text(), {"random": table(found)}))
-        return 0
     work = [(args.families[i % len(args.families)], args.seed + i) for i in range(args.machines)]
     rows: list[dict[str, Any]] = []
     begin = time.perf_counter()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import BlinkError, SettingsError
-from ..runtime.cuda.aware import ladder, library_path
+from ..runtime.cuda.aware import answers_of, library_path
 from ..topology.gpu import GpuFacts, Unknown
 from ..topology.live import ProcessInfo
 from ..topology.probe import Nvml, Recording, probe
@@ -120,7 +120,7 @@ def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None =
     return MpiFacts(
         implementation=library, standard=".".join(map(str, mpi.Get_version())), mpi4py=mpi4py_version, path=path,
         threads=levels.get(mpi.Query_thread(), "unknown"), launcher=_launcher(env), launched=launched_size(env),
-        size=mpi.COMM_WORLD.size, cuda=ladder(mpi, path, env),
+        size=mpi.COMM_WORLD.size, cuda=answers_of(mpi, path, env),
     )  # fmt: skip
 
 

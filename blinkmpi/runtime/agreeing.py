@@ -1,4 +1,4 @@
-"""What the ranks agree on before a call can be bound: lengths that they tell one another, and its part of the plan."""
+"""What the ranks exchange before a call can be bound: lengths of blocks, and the part of the plan that it needs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def takes_blocks(context: Context, collective: str, *, on_gpus: bool = False) ->
             return False
     elif context.host.block_memory is None or context.host.window.full:
         return False
-    elif context.gpus is not None:  # then what is said of plans is about GPUs
+    elif context.gpus is not None:  # the plans given or asked for are then those of the GPUs
         return True
     algo = settings.algo if options.algo is None else options.algo
     asked = _asked(algo, tuple(made.collective for made in options.algorithms))
@@ -115,7 +115,7 @@ def _with_numbers(
     try:
         rows = sequence.numbers_of_all(ready.numbers, timeout_s, collective)
     except PeerDelegates:
-        sequence.seq -= 1  # of the call that is made: the one that was entered
+        sequence.seq -= 1  # the announcement took this call's number, so the call takes it again
         return DelegatedByPeer(BY_A_PEER)
     try:
         return ready.with_numbers(rows)
@@ -137,7 +137,7 @@ def _planned(sequence: CallSequence, ready: Prepared, timeout_s: float) -> Prepa
         return DelegatedByPeer(BY_A_PEER)
     began = time.monotonic()
     with Fatal(sequence, Exception), context.rendezvous.doing(f"planning of {describe(call)}", timeout_s):
-        plans.add(call.collective, call.root)  # all ranks know what it raises
+        plans.add(call.collective, call.root)  # an error in it is raised on every rank
     seconds = time.monotonic() - began
     context.say(lambda: f"planned for {describe(call)} and the like in {seconds:.3f} s", "INFO")
     return ready

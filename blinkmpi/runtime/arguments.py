@@ -137,7 +137,7 @@ class NeedsNumbers(msgspec.Struct, frozen=True):
         return self.buffers.on_device
 
 
-Read = Prepared | NeedsNumbers | InBlocks | Exception  # what reading a call's arguments gives
+Read = Prepared | NeedsNumbers | InBlocks | Exception  # the result of reading a call's arguments
 
 
 def broadcast(rank: int, n: int, buf: Any, root: int) -> Prepared:
@@ -231,7 +231,7 @@ def reduce_scatter(
             if in_place(sendbuf):
                 raise ArgumentError(f"rank {rank}: recvcounts is needed with MPI.IN_PLACE; pass every block's length")
             recv = parse(recvbuf, name="recvbuf", writable=True)
-        except Exception:  # also one of the object's own
+        except Exception:  # the object's own code may raise anything
             exchange(-1)
             raise
         lengths = exchange(recv.count)
@@ -257,16 +257,16 @@ def exscan(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> P
     """``Exscan``: to each rank but the first the fold of all vectors before its own."""
     name = _scan_op(op)
     aside = in_place(sendbuf) or sendbuf is recvbuf
-    if rank == 0:  # its receive buffer means nothing, and is left alone
+    if rank == 0:  # rank 0 receives nothing: its receive buffer stays as it is
         send = parse(recvbuf if aside else sendbuf, name="recvbuf" if aside else "sendbuf", writable=False)
         return Prepared(_reduction("exscan", n, (send.count,), send.dtype, name), send.array, None, plain=True)
     send, recv = _pair(sendbuf, recvbuf)
     call = _reduction("exscan", n, (send.count,), send.dtype, name)
     if not aside and address(send.array) != address(recv.array):
         return Prepared(call, send.array, recv.array, plain=True)
-    if rank == n - 1 and isinstance(recv.array, np.ndarray):  # nobody gets its operand
+    if rank == n - 1 and isinstance(recv.array, np.ndarray):  # the last rank's operand goes to nobody
         return Prepared(call, recv.array, recv.array, plain=True)
-    own = memory_like(send.array, send.count)  # the result would come before the operand was passed on
+    own = memory_like(send.array, send.count)  # the result would overwrite the operand before it is sent
     return Prepared(call, own, recv.array, before=(Copy(own, recv.array),), plain=True)
 
 
@@ -292,7 +292,7 @@ def memory_like(array: Array | DeviceArray, count: int) -> Array | DeviceArray:
     """Memory of our own for ``count`` elements, on the side and of the type of ``array``."""
     if not isinstance(array, DeviceArray):
         return np.empty(count, array.dtype)
-    if (cupy := imported("cupy")) is None:  # then the communicator has no GPUs either
+    if (cupy := imported("cupy")) is None:  # without CuPy the communicator has no GPUs
         raise BufferTypeError("a buffer lies in GPU memory, and this job has no CuPy; install it, or pass NumPy copies")
     memory = cupy.empty(count * array.itemsize, "uint8")
     return DeviceArray(memory.data.ptr, count, array.itemsize, array.stream, memory, device=array.device)

@@ -1,7 +1,7 @@
-"""``Binder`` makes of arguments a call that can be started: to a program, a kernel, or MPI's own collective.
+"""``Binder`` turns arguments into a call that can be started: by a program, a kernel, or MPI's own collective.
 
-A rank whose arguments are wrong has a call, too, by which all ranks learn of it. What is bound is kept for the same
-arguments: C keeps calls on host memory, and those of blocks and counts of which only the lengths are others.
+Wrong arguments are bound, too, to a call by which all ranks learn of the error. Bound calls are kept for later calls
+with the same arguments: C keeps those on host memory, also for calls that differ in lengths or counts alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..transport.host.pending_calls import Finish
     from .cuda.calls import CudaCalls
 
-PROGRAMS = 8192  # that are kept for other buffers
+PROGRAMS = 8192  # programs kept for calls with other buffers
 
 
 class Binder:
@@ -82,12 +82,12 @@ class Binder:
             if isinstance(ready, Prepared) and ready.final is not None and ready.recv is None:
                 ready = ready.received_in(self.own.room(ready.final.nbytes))
             return ready
-        except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
+        except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # raised by an exchange, on every rank
             raise
         except DelegatedToMPI as why:
             if not context.has_mpi:
                 return BufferTypeError(f"{method.name}: {why}, {NO_MPI}")
-            return type(why)(*why.args)  # without the traceback, whose frames keep the user's buffers
+            return type(why)(*why.args)  # without its traceback: the frames would keep the user's buffers alive
         except Exception as error:
             return error
 
@@ -188,7 +188,7 @@ class Binder:
             return RefusedCall(self.host, error, deadline)
         called = Called(ready.said) if ready.said else announced(ready.call)
         owns = owns or not self.kept.may_have(own_bytes(ready, program))
-        usual = self.context.timeout_s  # of a call that may be made again, which is told another one when it is run
+        usual = self.context.timeout_s  # a kept call gets its own timeout when it is run
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return HostCall(self.host, program, called, buffers, deadline if owns else usual, owns=owns)

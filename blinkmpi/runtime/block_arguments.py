@@ -383,7 +383,7 @@ def _apart(blocks: Blocks, others: list[Memory], same: Memory | None) -> None:
     """Raise ArgumentError if one of ``blocks`` overlaps what the call uses besides; gaps between them may be used."""
     whole = blocks.buffer.array
     for other in (some for some in others if some.size):
-        check_apart(other[:0], whole[:0], None)  # in one memory
+        check_apart(other[:0], whole[:0], None)  # raises if one is on a GPU and the other is not
         if overlap(other, whole):
             for start, stop, _ in blocks.filled:
                 check_apart(other, whole[start:stop], same)

@@ -1,4 +1,4 @@
-"""What the ranks settle together when a Communicator is made: settings, arguments, machine, plan.
+"""What the ranks agree on when a Communicator is made: settings, arguments, machine, plan.
 
 Each rank does its part and tells the others how it went, so that what fails on
 one rank is an error on all of them, and none hangs. The communicator is handed
@@ -36,7 +36,7 @@ from ..util.together import Comm, allgather, from_root, together
 if TYPE_CHECKING:
     from ..planning.tuned_table import TunedTable
 
-MOST_PLAN_BYTES = 1 << 29  # of its file: 128 ranks take half of it
+MOST_PLAN_BYTES = 1 << 29  # of a plan's file; that of 128 ranks has half of it
 
 EXECUTORS = ("auto", "c", "numpy")
 
@@ -128,7 +128,7 @@ def agree_on_settings(comm: Comm, options: Options) -> Settings:
 
 
 def own_settings() -> Settings:
-    """This process's settings before the ranks have settled them; the defaults where they are wrong."""
+    """This process's settings before the ranks have agreed on them; the defaults where they are wrong."""
     try:
         return read()
     except SettingsError:
@@ -206,7 +206,7 @@ def agree_on_plan(
         return found
 
     def planned(collective: Collective | None = None, roots: Sequence[int] | None = None) -> Plan:
-        from ..planning.planner import ALL_COLLECTIVES, make_plan, planned_with  # rank 0 alone plans
+        from ..planning.planner import ALL_COLLECTIVES, make_plan, planned_with  # imported here: rank 0 alone plans
 
         collectives = ALL_COLLECTIVES if collective is None else planned_with(collective, gpus)
         short, seconds = mpi and not options.deterministic and not gpus, settings.plan_s
@@ -242,7 +242,7 @@ def agree_on_plan(
         plans = PlanOnDemand(comm, machine, plan)
     else:
         plans = PlanOnDemand(comm, machine, part)
-    forced = {} if given is not None else parse_algo(algo)  # where a scheme is named, it is meant
+    forced = {} if given is not None else parse_algo(algo)  # a given plan is taken as it is
     named = {kind for kind, schemes in forced.items() if not all(scheme.startswith("^") for scheme in schemes)}
     free = [one for one in options.algorithms if one.collective not in named]
     if free or asked:

@@ -1,4 +1,4 @@
-"""What a call is found by when it is made again: a look at its arguments that takes less than reading them does."""
+"""The cache key of a call in Python: cheaper than parsing its arguments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .foreign import imported
 class KeptMemory:
     """How much memory of our own the calls have that are kept to be made again."""
 
-    LITTLE = 64 << 10  # bytes of a call that is kept in any case
-    MOST = 64 << 20  # of longer calls, all together
+    LITTLE = 64 << 10  # a call is kept if it holds at most so many bytes of our memory
+    MOST = 64 << 20  # bytes that all longer calls may hold together
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -91,12 +91,13 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any, buffers: int) -> tu
     for place, arg in enumerate(args):
         kind = type(arg)
         if kind is np.ndarray:
-            if not arg.flags.c_contiguous or not buffers >> place & 1:  # what numbers say may change
+            # no buffer: the numbers in an array may change between calls, so Python does not keep such a call
+            if not arg.flags.c_contiguous or not buffers >> place & 1:
                 return None
-            memory = MPI.buffer(arg)  # a quarter of what __array_interface__ takes
+            memory = MPI.buffer(arg)  # four times as fast as __array_interface__
             key += memory.address, memory.readonly, memory.nbytes, arg.dtype
         elif kind is device_array:
-            if not arg._c_contiguous:  # which arg.flags.c_contiguous is, in a sixth of the time
+            if not arg._c_contiguous:  # six times as fast as arg.flags.c_contiguous
                 return None
             key += arg.data.ptr, arg.size, arg.dtype.num
             device = True
@@ -122,7 +123,7 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any, buffers: int) -> tu
     if stream is not None:
         try:
             key += stream_address(stream), False
-        except ArgumentError:  # which is raised when the call is bound, and the peers are told
+        except ArgumentError:  # binding the call raises it again, and tells the peers
             return None
     else:
         if device:

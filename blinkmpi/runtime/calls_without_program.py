@@ -31,7 +31,7 @@ class EntryCall:
 
     reusable = True
 
-    protocol = ""  # what it counts as besides its collective
+    protocol = ""  # the protocol under which it is counted
 
     def __init__(self, host: HostTransport, announcement: Announcement, timeout_s: float, nbytes: int = -1) -> None:
         self.host, self.announcement, self.timeout_s, self.nbytes = host, announcement, timeout_s, nbytes
@@ -112,7 +112,8 @@ class RefusedCall(EntryCall):
 
     def wait(self) -> None:
         """Raise the error when the peers know it."""
-        with contextlib.suppress(Refused, PeerDelegates):  # whatever the others announced, this rank has its error
+        # this rank raises its own error, whatever the others announced
+        with contextlib.suppress(Refused, PeerDelegates):
             super().wait()
         raise Refused(self._error)
 
@@ -168,9 +169,9 @@ class MpiCall(EntryCall):
             why = self._compared()
             self.host.raise_abort(self.seq)
             if why and (error := fallback_error(self.context, self.invocation.name, why)):
-                raise Refused(error)  # strict, on every rank
+                raise Refused(error)  # strict=True: every rank refuses the delegation
         except Refused as refused:
-            if self.begun is not None:  # it will never end
+            if self.begun is not None:  # MPI's own call was begun, and will never end
                 raise refused.error from None
             raise
         try:

@@ -1,4 +1,4 @@
-"""Communicators that are made of the ranks of another one: MPI makes them, and they open at their first call of ours.
+"""Communicators made from another one (``Split``, ``Dup``): MPI makes them, and their first call of ours opens them.
 
 What the ranks of a communicator have found out together holds for a part of them, too: settings, machine, rates, what
 they can do and how they plan. So a child finds out nothing anew. It takes a place in its parent's memory, and its plans
@@ -44,9 +44,9 @@ from .requests import ProgressThread
 if TYPE_CHECKING:
     from ..transport.cuda.device import Gpu
 
-SETS = 256  # of ranks, of which plans are kept
-SPARES, SPARE_BYTES = 4, 1 << 18  # of a communicator, and that each may hold on a rank
-AT_ONCE = 1000  # polls of ranks that are all about to open one
+SETS = 256  # sets of ranks whose plans are kept
+SPARES, SPARE_BYTES = 4, 1 << 18  # freed communicators that are kept for reuse; bytes of each on a rank
+AT_ONCE = 1000  # polls before the clock is looked at: mostly all ranks come at once
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Spares:
     def __init__(self) -> None:
         self._lock, self._numbers = threading.Lock(), count(1)
         self._left: dict[tuple[tuple[int, ...], int], Left] = {}
-        self._turns: Counter[tuple[int, ...]] = Counter()  # of ranks to take something
+        self._turns: Counter[tuple[int, ...]] = Counter()  # by ranks: how often they have looked for something to reuse
         self._closed = False
 
     def number(self) -> int:
@@ -164,7 +164,7 @@ class Spares:
             last = max((number for ranks, number in self._left if ranks == child.ranks), default=0)
             found = self._left.pop((child.ranks, last), None)
             if found is not None:
-                found.wake()  # before others may wait for it
+                found.wake()  # here, before other ranks may wait for this one
             self._turns[child.ranks] += 1
             turn = f"{child.ranks} {self._turns[child.ranks]}"
         try:
@@ -217,10 +217,10 @@ class Child:
 
     def __init__(self, parent: Parent, comm: MPI.Intracomm, made_by: str) -> None:
         self.parent, self.comm, self.made_by = parent, comm, made_by
-        self.timeout_s: float | None = None  # of the call that opens it
+        self.timeout_s: float | None = None  # the timeout of the call that opens the communicator
         self.dead: BaseException | None = None
-        self.thread = ProgressThread()  # which opens it, where the first call does not block
-        self.begun: BegunDup | None = None  # by the user's thread, which orders MPI's collectives on it
+        self.thread = ProgressThread()  # opens the communicator if the first call is non-blocking
+        self.begun: BegunDup | None = None  # begun by the user's thread, to keep the order of MPI's collectives
 
     def check_alive(self) -> None:
         """Raise PeerLost if it can never open."""

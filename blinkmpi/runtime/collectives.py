@@ -1,4 +1,4 @@
-"""mpi4py's methods that we implement (Allreduce, Bcast, ...): for each how its arguments are checked, and MPI's own."""
+"""mpi4py's collectives that we implement: for each the function that checks its arguments, and MPI's own method."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ class CollectiveMethod(NamedTuple):
     """A collective as mpi4py spells it."""
 
     name: str
-    prepare: Callable[
-        ..., Prepared | NeedsNumbers
-    ]  # of rank, size and the arguments: checks them; may raise DelegatedToMPI
-    mpi: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
-    exchanges: bool = False  # whether ``prepare`` takes a function, too, that exchanges a number with the other ranks
+    prepare: Callable[..., Prepared | NeedsNumbers]  # (rank, size, *arguments): checks them; may raise DelegatedToMPI
+    mpi: Callable[..., MPI.Request]  # (communicator, *arguments): MPI's own non-blocking collective
+    exchanges: bool = False  # ``prepare`` also takes a function that exchanges a number with the other ranks
     needs_numbers: bool = False  # whether ``prepare`` gives a call whose ranks must first tell each other lengths
     grouped: bool = False  # whether its argument is a launch of a group
     buffers: int = 0b11  # which of its arguments are buffers, a bit each, for C (arguments.h)
@@ -109,7 +107,7 @@ def _ialltoallv(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any) -> MPI.Request:
     """MPI's own, of a copy where it is in place: Open MPI 5's then gives other ranks' blocks where some are empty."""
     if in_place(sendbuf):
         first, *others = recvbuf if isinstance(recvbuf, list | tuple) else [recvbuf]
-        with contextlib.suppress(BlinkError, DelegatedToMPI):  # of what shows no memory of its own, as MPI.BOTTOM
+        with contextlib.suppress(BlinkError, DelegatedToMPI):  # MPI.BOTTOM and its like show no memory
             sendbuf = [flat(first, "recvbuf", writable=False).copy(), *others]
     return comm.Ialltoallv(sendbuf, recvbuf)
 

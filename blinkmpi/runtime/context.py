@@ -84,7 +84,7 @@ class Context(Outlook):
         self.trace: CallTrace | None = None
         self.why_no_gpus = ""
         self._parent: Parent | None = None
-        self.number = 0  # among what was opened of the same ranks; see Spares
+        self.number = 0  # its number among the communicators of the same ranks (Spares)
         self.changed = False  # whether it has another plan than its parent's children begin with
         self.customs: dict[str, Algorithm] = {}  # those that were called as Custom(), by their identity
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
@@ -123,7 +123,7 @@ class Context(Outlook):
             else:
                 self._inherit(child)
         except BaseException as error:
-            if self.gpus is not None:  # our own errors are those of all ranks, but for these
+            if self.gpus is not None:  # our errors are raised on all ranks, but for DEAD
                 self.gpus.close(collectively=isinstance(error, BlinkError) and not isinstance(error, DEAD))
                 self.gpus = None
             raise
@@ -261,7 +261,7 @@ class Context(Outlook):
         from ..planning.diff import plan_differences
 
         before, self.rendezvous.what, self.changed = self.main.plans, "replan()", True
-        self.close_spares()  # which have the plan of before
+        self.close_spares()  # they have the old plan
         self._parent = None
         parts, host_parts = (self.gpus.planned.parts if self.gpus else []), self.planned.parts
         given = self.options.topology or self.settings.topo_file or None
@@ -394,7 +394,7 @@ class Context(Outlook):
     def close(self) -> None:
         """Free everything; collective."""
         self.rendezvous.what, self.rendezvous.give_up = "free()", self.ranks.abandon
-        self.rendezvous.check = lambda: None  # it looks at what is being closed
+        self.rendezvous.check = lambda: None  # the check reads memory that is being closed
         if self.gpus is not None:
             self.gpus.close(collectively=True)
             self.gpus = None
@@ -419,7 +419,7 @@ class Context(Outlook):
         self._answer(False)
         if self._parent is not None:
             self._parent.spares.discard()
-            self._parent = None  # it has the memory, too
+            self._parent = None  # the parent refers to the memory, too
         if self.gpus is not None and self.gpus.unmapped:
             self.gpus.free()
             self.gpus = None

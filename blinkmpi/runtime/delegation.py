@@ -1,4 +1,4 @@
-"""What MPI must find equal on all ranks in a call that it makes, in words: the ranks compare them before it begins.
+"""Compare what must be equal on all ranks before MPI makes a call: operation, root, element type and lengths.
 
 MPI's own collectives wait without a deadline, or return what is no sum, where the ranks' operation, root, element type
 or lengths differ. Of a datatype the bytes are told, and in reductions the basic types that it is of.
@@ -20,7 +20,7 @@ OPERATIONS = {
     **OPS, "maxloc": MPI.MAXLOC, "minloc": MPI.MINLOC, "replace": MPI.REPLACE, "no_op": MPI.NO_OP,
 }  # fmt: skip
 
-BY_A_PEER = "another rank's arguments are MPI's"  # why a call is MPI's that this rank's arguments are not
+BY_A_PEER = "another rank's arguments are MPI's"  # the reason where this rank's own arguments need no MPI
 
 
 def delegated_in_group(name: str) -> MismatchError:
@@ -34,7 +34,7 @@ def told(invocation: Invocation, rank: int, n: int) -> str:
     name = invocation.method.mpi.__name__.strip("_").capitalize()
     try:
         return f"{name}({', '.join(_parts(name, invocation.args, rank, n))})"
-    except Exception as error:  # mpi4py's, which it raises for the call itself, too
+    except Exception as error:  # mpi4py raises the same for the call itself
         return f"{name}(with arguments that MPI cannot read: {brief(error_text(error))})"
 
 
@@ -109,7 +109,7 @@ def _kind_of(data: Any) -> MPI.Datatype:
     try:
         array: Any = flat(data, "buffer", writable=False)
         return MPI._typedict.get(memoryview(array).format, MPI.BYTE)
-    except (DelegatedToMPI, ValueError):  # a type that NumPy lacks
+    except (DelegatedToMPI, ValueError):  # NumPy lacks the type
         return MPI.BYTE
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .cuda.calls import CudaCalls
 
 Args = tuple[Any, ...]
-LEFT_BEHIND: list[object] = []  # what a call of MPI's still reads or writes, which was given up
+LEFT_BEHIND: list[object] = []  # buffers that MPI may still read or write for a call that was given up
 
 
 class Dispatcher:
@@ -235,11 +235,11 @@ class Dispatcher:
             failed = error.error if isinstance(error, Refused) else error
         if failed is not None:
             sequence.die(failed)
-            raise failed  # out here, so that what the user's code raised before is shown too
+            raise failed  # not in the except block: so Python shows an earlier error of the user's code, too
         wrong = self.cuda.finished() if self.cuda is not None else None
         if not self._spared(freed=True):
             self.end()
-        if wrong is not None:  # of a graph's replay, say, whose results may have been used
+        if wrong is not None:  # for example of a graph's replay whose results may have been used
             atexit.register(end_with_failure, str(wrong))
             sequence.dead = wrong
             raise wrong
@@ -284,7 +284,7 @@ class Dispatcher:
         if child is None or not context.may_be_spare or asked or self.groups.open:
             return False
         if context.host.window.held > SPARE_BYTES:
-            if not freed:  # others may still read what it holds
+            if not freed:  # other ranks may still read its memory
                 return False
             self._forget_all()
             context.host.give_back_slots()

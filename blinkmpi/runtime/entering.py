@@ -1,4 +1,4 @@
-"""Meet under the deadline before something that all ranks do together and that waits without one.
+"""A barrier with a deadline before collective operations that have none, such as MPI's ``Split``.
 
 MPI's own ``Split`` and its like have no form with a deadline, and what ranks register or plan anew has no number of its
 own. So all ranks first make a call that moves nothing, as ``Free`` does: who does not come is named, ranks that are
@@ -66,6 +66,6 @@ def enter_group(sequence: CallSequence, what: str, group: MPI.Group, tag: int) -
     ranks = [int(r) for r in MPI.Group.Translate_ranks(group, list(range(group.size)), mine)]
     mine.Free()
     if MPI.UNDEFINED in ranks or context.rank not in ranks:
-        return  # which is MPI's to refuse
+        return  # MPI refuses it
     with Fatal(sequence):
         Members(context.mpi.private, Rendezvous(what, context.timeout_s, context.slow), ranks, tag).Barrier()

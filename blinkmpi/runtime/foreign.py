@@ -1,4 +1,4 @@
-"""CuPy and torch, if the user has imported them: an array of theirs among a call's arguments shows that they are there.
+"""CuPy and torch, if the user has imported them: without that no argument can be an array of theirs.
 
 Nothing here imports them.
 """

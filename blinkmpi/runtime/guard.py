@@ -1,4 +1,4 @@
-"""MPI's own methods, which GPU memory must not reach unless this MPI takes it: the table, and what each does with it.
+"""Guard MPI's own methods against GPU memory that this MPI does not take: the table of methods, and what each does.
 
 An MPI that does not take GPU memory dies of SIGSEGV. So a guarded method looks at its arguments first. Those in host
 memory go on to mpi4py's method as they are. With GPU memory among them the method is passed on where MPI is known to
@@ -66,7 +66,7 @@ def guard(own: Callable[..., Any]) -> Callable[..., Any]:
     much as this.
     """
     parameters = inspect.signature(own).parameters
-    if not set(BUFFERS) & set(parameters):  # Message.recv, which Comm.recv is not like
+    if not set(BUFFERS) & set(parameters):  # Message.recv has no buffer argument, unlike Comm.recv
         return own
     defaults = {f"_{p.name}": p.default for p in parameters.values() if p.default is not p.empty}
     text = TEMPLATE.format(

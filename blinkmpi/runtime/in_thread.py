@@ -1,4 +1,4 @@
-"""Work that waits without a deadline, as some calls of MPI's do, in a thread that is polled."""
+"""Run a call that has no deadline, such as MPI's ``Spawn``, in a thread, and poll it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-MOMENT_S = 1e-3  # that one look waits
+MOMENT_S = 1e-3  # length of one wait
 T = TypeVar("T")
 
 

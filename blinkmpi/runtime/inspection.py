@@ -32,7 +32,7 @@ from .children import Child
 from .context import Context
 from .outlook import Outlook
 
-OF_BLOCKS = ("gather", "scatter", "allgather", "alltoall")  # which have a v-variant
+OF_BLOCKS = ("gather", "scatter", "allgather", "alltoall")  # collectives with a v-variant
 LONGEST = 128 << 20  # vectors that are longer are taken to cost as much for each byte as these
 SHORTER = 15 / 16  # steps are timed in vectors of this part of a call's length, by the rule of its own length
 

@@ -1,4 +1,4 @@
-"""``CallMaker`` makes blocking calls through Python: finds one that was bound, or binds it, and has it run."""
+"""``CallMaker`` makes blocking calls through Python: it finds a bound call or binds one, and runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that differ from earlier ones in lengths alone: blocks of other lengths, and other counts.
+"""Hand calls on host memory that differ in lengths or counts alone to C.
 
 Lengths are arguments of a program to C (``block_kinds.h``, ``count_kinds.h``), once Python has made what C fills in. It
 is made of a call of blocks at once, and of others at their second count, for most programs never change theirs.
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from ..transport.host.repeated import RepeatedCalls
     from .context import Context
 
-CALLS = 8192  # of blocks, that are kept for other buffers
-TRIED = 8  # times that calls which differ in lengths are offered to C in vain
-ONE_SHOT_BYTES, LONGEST = 1 << 20, 1 << 40  # of calls of other counts: of those in one shot, and of all
+CALLS = 8192  # calls of blocks that are kept for other buffers
+TRIED = 8  # C is offered calls that differ in lengths so often before that is given up
+ONE_SHOT_BYTES, LONGEST = 1 << 20, 1 << 40  # bytes of a call of another count: in one shot, and at most
 
 
 class Calls(Protocol):
@@ -60,7 +60,7 @@ class OtherLengths:
 
     def __init__(self, calls: Calls) -> None:
         self._calls: Calls = proxy(calls)
-        self._offered: Counter[tuple[str, Rule | None, bool]] = Counter()  # since C took one
+        self._offered: Counter[tuple[str, Rule | None, bool]] = Counter()  # offers since C last took one
         self.block_calls: LRU[tuple[BlockMoves, bool], BlockCall] = LRU(CALLS)  # for whatever buffers
 
     def offer(self, ready: Prepared | InBlocks | Exception, invocation: Invocation, *, pending: bool) -> None:

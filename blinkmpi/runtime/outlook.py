@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..forecast.rates import StepRates
     from .cuda.context import CudaContext
 
-FEW_CHANNELS = 64  # of a program that is kept for other communicators of the same ranks
+FEW_CHANNELS = 64  # programs with at most so many channels are kept for later communicators of the same ranks
 
 
 class Outlook:

@@ -27,15 +27,16 @@ UNCAUGHT = threading.Event()  # an exception is about to end this process, and w
 ENDS = threading.Event()  # the job is ended with this process, which waited for a rank in vain
 FOLLOWS = threading.Event()  # a thread waits for the launcher
 LOST = threading.Event()  # a process of the job has died, and this one has outlived it
-FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
+FINALIZE_SECONDS = 3.0  # time for MPI_Finalize where a rank is missing
 ORPHANED_SECONDS = 0.2  # likewise, where the launcher has ended: nobody is left to finalize with
-LEFT_SECONDS = 1.0  # that a process has to end by itself when its launcher has
+LEFT_SECONDS = 1.0  # time for a process to end by itself after its launcher has ended
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent ends
 BEFORE_KILLED: set[Callable[[], object]] = set()  # what a rank that outlives its launcher does first
 PROCESS = os.getpid()
 _sequences: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
 LAUNCHER = os.getppid()
-LAUNCHERS = ("prted", "prterun", "mpirun", "mpiexec", "orted", "hydra_pmi_proxy", "slurmstepd")  # that outlive ranks
+# processes that outlive their ranks
+LAUNCHERS = ("prted", "prterun", "mpirun", "mpiexec", "orted", "hydra_pmi_proxy", "slurmstepd")
 
 
 def end_job_on_error(comm: MPI.Intracomm) -> None:

@@ -271,8 +271,8 @@ class ProgressThread:
         while (item := self._jobs.get()) is not None:
             work, finish = item
             error = self._run(work)
-            del item, work  # and with them the user's buffers: who has waited finds them free
-            with self._idle:  # whoever sees one of the two sees the other
+            del item, work  # drops the user's buffers before a waiter goes on
+            with self._idle:  # a waiter that sees one of these two changes sees both
                 self.busy -= 1
                 finish(error)
                 del error, finish

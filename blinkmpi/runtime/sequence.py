@@ -1,4 +1,4 @@
-"""``CallSequence``: the calls of a communicator, one behind another: each has a number, and one may end all of them.
+"""``CallSequence``: numbers and orders the calls of a communicator, and ends it after a failed one.
 
 A call takes the next number where it is started; every transport compares it with the peers' before data is touched.
 Non-blocking calls that were begun before are waited for, so that no call overtakes another. After an error in the
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..transport.host.pending_calls import Unfinished
     from .context import Context
 
-KEPT_CALLS = 8192  # that are kept to be made again
+KEPT_CALLS = 8192  # calls that are kept to be repeated
 T = TypeVar("T")
 
 
@@ -175,7 +175,7 @@ class CallSequence:
             self.run(partial(bound.go_on, seq, status, *own), method, args, timeout_s)
         finally:
             if host is not None:
-                host.made = None  # which keeps the user's buffers
+                host.made = None  # it would keep the user's buffers alive
 
     def launch(self, bound: BoundCall) -> None:
         """Give a bound call its number and start it, behind all non-blocking calls on host memory."""
@@ -280,7 +280,7 @@ class CallSequence:
         self.dead = self.dead or error
         self.repeated.shut()
         self.repeated.give_up(died_of(self.dead, self.host.peers.remedy))
-        if in_child():  # its parent's peers are not told of it
+        if in_child():  # a forked child must not tell its parent's peers
             return
         if self.context.gpus is not None:
             self.context.gpus.transport.abort()

@@ -1,4 +1,4 @@
-"""Whether MPI takes GPU memory: who says so, and what the ranks agree on.
+"""Whether MPI takes GPU memory: the sources that say so, in order, and what the ranks agree on.
 
 Nothing is tried here, because an MPI that does not take it dies of SIGSEGV; ``blinkmpi doctor`` tries it in a child
 job. mpi4py's module and the communicator are handed in.
@@ -17,45 +17,45 @@ from ...util.together import Comm, allgather
 
 OWN = f"{PREFIX}CUDA_AWARE"
 VENDORS = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
-Rungs = Sequence[tuple[str, str]]  # who is asked; yes, no or absent
+Answers = Sequence[tuple[str, str]]  # (source that is asked, its answer: yes, no or absent)
 
 
-def ladder(mpi: Any, path: str, env: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
+def answers_of(mpi: Any, path: str, env: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
     """Who says that this MPI takes GPU memory: the user, MPI 4.1's info, the library's query, vendors' variables.
 
     Args:
         path: the file of libmpi.
     """
     env = os.environ if env is None else env
-    rungs: list[tuple[str, str]] = []
+    found: list[tuple[str, str]] = []
     if env.get(OWN):
-        rungs.append((OWN, "yes" if env[OWN] == "1" else "no"))
+        found.append((OWN, "yes" if env[OWN] == "1" else "no"))
     info = mpi.COMM_WORLD.Get_info()
     kinds = info.get("mpi_memory_alloc_kinds") or ""
     info.Free()
-    rungs.append(("mpi_memory_alloc_kinds", "yes" if "cuda" in kinds else "no" if kinds else "absent"))
-    rungs.append(("MPIX_Query_cuda_support", _query(path)))
-    rungs += [(name, "yes" if env[name] == "1" else "no") for name in VENDORS if name in env]
-    return tuple(rungs)
+    found.append(("mpi_memory_alloc_kinds", "yes" if "cuda" in kinds else "no" if kinds else "absent"))
+    found.append(("MPIX_Query_cuda_support", _query(path)))
+    found += [(name, "yes" if env[name] == "1" else "no") for name in VENDORS if name in env]
+    return tuple(found)
 
 
-def claimed(rungs: Rungs) -> bool:
-    """What the rungs come to: the user's word, or else that of any other."""
-    answers = [answer for name, answer in rungs if name == OWN] or [answer for _, answer in rungs]
+def claimed(found: Answers) -> bool:
+    """Whether an answer is yes: the user's, or else any other."""
+    answers = [answer for name, answer in found if name == OWN] or [answer for _, answer in found]
     return "yes" in answers
 
 
-def words(rungs: Rungs) -> str:
+def words(found: Answers) -> str:
     """All answers, as people read them."""
-    return "; ".join(f"{name}: {answer}" for name, answer in rungs) or "no rung of the ladder answers"
+    return "; ".join(f"{name}: {answer}" for name, answer in found) or "nobody says so"
 
 
-def agree(comm: Comm, asserted: bool | None, ask: Callable[[], Rungs]) -> tuple[bool, str]:
+def agree(comm: Comm, asserted: bool | None, ask: Callable[[], Answers]) -> tuple[bool, str]:
     """Whether chunks for other nodes go to MPI from GPU memory, and why; collective, the same on all ranks.
 
     Args:
         asserted: what the job's settings say; None: nothing.
-        ask: climbs this rank's ladder.
+        ask: gives this rank's answers.
     """
     mine = ((OWN, "yes" if asserted else "no"),) if asserted is not None else tuple(ask())
     found = allgather(comm, (claimed(mine), words(mine)), tuple[bool, str])
@@ -73,8 +73,8 @@ def known(mpi: Any) -> tuple[bool, str]:
 
 @cache
 def _known(mpi: Any, _: str) -> tuple[bool, str]:
-    rungs = ladder(mpi, library_path())
-    return claimed(rungs), words(rungs)
+    found = answers_of(mpi, library_path())
+    return claimed(found), words(found)
 
 
 def library_path() -> str:

@@ -42,7 +42,7 @@ def _dlpack_device(obj: Any) -> int | None:
     ask = getattr(obj, "__dlpack_device__", None)
     try:
         return None if ask is None else int(ask()[0])
-    except Exception:  # whoever reads the buffer finds it, and says so
+    except Exception:  # the code that reads the buffer meets the same error, and reports it
         return None
 
 
@@ -82,7 +82,7 @@ def device_buffer(obj: Any, name: str, writable: bool) -> Buffer | None:
         return None
     cupy, torch = imported("cupy"), imported("torch")
     if cupy is not None and isinstance(obj, cupy.ndarray):
-        if not obj._c_contiguous and not obj.flags.f_contiguous:  # a sixth of the time of obj.flags.c_contiguous
+        if not obj._c_contiguous and not obj.flags.f_contiguous:  # six times as fast as obj.flags.c_contiguous
             raise ArgumentError(f"{name} is not contiguous (shape {obj.shape}); pass cupy.ascontiguousarray({name})")
         data, stream = obj.data, cupy.cuda.get_current_stream().ptr
         return _buffer(data.ptr, obj.size, obj.dtype, stream, obj, name, data.device_id)
@@ -143,7 +143,7 @@ def is_plain_tensor(tensor: Any, torch: Any) -> bool:
 
 def current_stream_of_torch(torch: Any, device: int) -> int:
     """The address of torch's current stream on a device."""
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # in a tenth of the time
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times as fast as torch.cuda.current_stream
     return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
 
 

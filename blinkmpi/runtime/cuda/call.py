@@ -60,10 +60,10 @@ class CudaCall:
     ) -> None:
         context = history.context
         self.history, self.context, self.host, self.holder = history, context, history.host, holder
-        self.launch: object = None  # the call as C makes it again, if it does
+        self.launch: object = None  # the launch_t by which C repeats the call, if it can
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
         self.text, self.nbytes, self.blocks = called.words, ready.nbytes, ready.blocks
-        self.reusable = search is None  # not while its chunk is still looked for
+        self.reusable = search is None  # not while the best chunk is still being searched for
         self.seq = self._number = 0
         self._launch = context.transport.starter(kernel, stream, holder, self.nbytes)
         self.around = CopiesAround(context, ready, stream, holder)
@@ -74,8 +74,8 @@ class CudaCall:
         self._report = context.transport.report
         self.repeats = search is None and not context.here and not self.around.plain  # whether C may make it again
         self._plain = self.repeats and not self.around.any
-        self.places: list[Place | None] = []  # of what is sent and of what is received, if they can be other ones
-        self.registered: list[bool] = []  # whether they are
+        self.places: list[Place | None] = []  # of the send and the receive buffer, if another call may have others
+        self.registered: list[bool] = []  # whether each of ``places`` is registered
 
     def learn_places(self, ready: Prepared, arrays: Sequence[DeviceArray]) -> None:
         """Find where its buffers lie in the user's arrays, if the kernel's arguments can be moved to other arrays."""

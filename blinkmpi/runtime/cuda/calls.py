@@ -1,4 +1,4 @@
-"""The calls of a communicator on GPU memory: bind them, or make them of earlier ones, and keep what they need."""
+"""The calls of a communicator on GPU memory: bind them, reuse earlier ones, and keep their operands alive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .repeating import Repeating
 if TYPE_CHECKING:
     from ..sequence import CallSequence
 
-KINDS = 1024  # of calls, of which it is known that such a call was made before
+KINDS = 1024  # kinds of calls that are known to have been made before
 
 
 class LastCall(NamedTuple):
@@ -52,7 +52,7 @@ class CudaCalls:
         self.operands = OperandsInFlight(context.gpu)
         self.buckets = Buckets(sequence)
         self.history = CallHistory(context, sequence)
-        self._made: LRU[tuple[Any, ...], int] = LRU(KINDS)  # how often C did not take a call like it
+        self._made: LRU[tuple[Any, ...], int] = LRU(KINDS)  # by kind: how often C could not make such a call
 
     @staticmethod
     def makes(bound: BoundCall | None) -> TypeGuard[CudaCall]:
@@ -88,7 +88,7 @@ class CudaCalls:
 
     def request(self, bound: CudaCall | EmptyCall, operands: tuple[Any, ...]) -> MPI.Request:
         """The request of a call that was started, whose operands live until it is through."""
-        if bound.captured:  # into a graph, whose replays make the call
+        if bound.captured:  # captured: the replays of the graph make the call
             request = Request()
             request.finish(None)
             return request

@@ -38,7 +38,7 @@ from ..arguments import InBlocks, Prepared, sending_copy
 from .templates import Templates
 
 KERNELS = 256  # loaded kernels of one count that are kept
-TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
+TUNED_FROM = 4 << 20  # vectors of so many bytes search for their chunk while the job runs
 LARGEST_CHUNK = 1 << 20
 MEASURED = "measured by blinkmpi tune"
 TRIAL_TIMEOUT_S = 30.0
@@ -88,8 +88,8 @@ class CudaContext:
         )
         self.rank = here[comm.rank] if here else comm.rank
         self.comm, self._say = comm, say
-        self._kernels: LRU[tuple[Call, Rule], LoadedKernel] = LRU(KERNELS)  # of one count each
-        self.searches = True  # whether calls may be waited for, to find the chunk of their kind
+        self._kernels: LRU[tuple[Call, Rule], LoadedKernel] = LRU(KERNELS)  # kernels for one count each
+        self.searches = True  # whether a search for chunks may wait for calls, to time them
         self._searches: dict[
             tuple[str, int, int, bool], ChunkSearch
         ] = {}  # by collective, root, octave of bytes, registered
@@ -191,7 +191,8 @@ class CudaContext:
         """The kernel of a call, for itself if need be."""
         if rule.protocol == "rs_ag":
             blocks = in_blocks(call)
-            by = msgspec.structs.replace(called, text=f"{called.text} by rs_ag")  # other protocols' ranks say it not
+            # ranks with another protocol announce another text, so they differ
+            by = msgspec.structs.replace(called, text=f"{called.text} by rs_ag")
             first = msgspec.structs.replace(rule, collective="reduce_scatter", protocol="slots")
             return self.transport.rs_ag(self._load(blocks, first, by), blocks, by)
         if (sized := self._sized(call, rule, called)) is not None:
@@ -307,10 +308,11 @@ class CudaContext:
             ready = sending_copy(ready)
             send = address(cast(DeviceArray, ready.send))
         if ready.segments and (own := self.transport.kernels.of_group(loaded, ready.call, ready.segments)):
-            loaded, ready = own, msgspec.structs.replace(ready, segments=None)  # it reads and writes them itself
+            # this kernel reads and writes the tensors of the group itself
+            loaded, ready = own, msgspec.structs.replace(ready, segments=None)
         final = ready.final
         final_at, final_bytes = (address(final), final.nbytes) if final is not None else (0, 0)
-        if final_at and loaded.protocol in PROTOCOLS:  # its threads have read all of what their results overwrite
+        if final_at and loaded.protocol in PROTOCOLS:  # its threads read the input before their results overwrite it
             recv, final_at, final_bytes = final_at, 0, 0
         self.transport.fill(loaded, send, recv, send_ref, recv_ref, timeout_s, final=final_at, final_bytes=final_bytes)
         search = self.chunk_search(ready.call, registered=registered) if loaded.protocol == "slots" else None

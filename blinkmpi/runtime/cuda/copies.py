@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..sequence import CallSequence
     from .context import CudaContext
 
-LEAST_BUCKET = 2 << 20  # bytes: what the driver allocates anyway
+LEAST_BUCKET = 2 << 20  # bytes: the driver's smallest allocation
 
 
 class CopiesAround:
@@ -51,7 +51,8 @@ class CopiesAround:
             else ([], [])
         )
         if ready.segments:
-            follow = partial(context.transport.follow, stream, holder)  # others use the bucket on other streams
+            # other streams use the bucket, too: keep their order
+            follow = partial(context.transport.follow, stream, holder)
             self._before += [follow, *(_launcher(kernel, "gather", stream) for kernel in self.gathers)]
             self._after += [_launcher(kernel, "scatter", stream) for kernel in self.scatters]
             self._after.append(partial(context.transport.followed, stream))
@@ -68,7 +69,7 @@ class CopiesAround:
             start()
 
 
-CopyingKernel = tuple[Kernel, int, int, Any]  # with its CTAs, their threads and its arguments
+CopyingKernel = tuple[Kernel, int, int, Any]  # (kernel, CTAs, threads of each, arguments)
 
 
 def _kernels(context: CudaContext, segments: Segments, name: str) -> list[CopyingKernel]:
@@ -114,7 +115,7 @@ class Buckets:
 
     def __init__(self, sequence: CallSequence) -> None:
         self._sequence = sequence
-        self._made: dict[int, tuple[int, Any]] = {}  # address and array, by bytes
+        self._made: dict[int, tuple[int, Any]] = {}  # by bytes: the address and the array
 
     def room(self, nbytes: int) -> int:
         """The address of so many bytes, aligned for whatever; all ranks come together if there is no such bucket yet.

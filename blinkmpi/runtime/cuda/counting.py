@@ -1,4 +1,4 @@
-"""Calls on GPU memory as they are counted: a number for each kind of call, and bytes by link when somebody asks.
+"""Count calls on GPU memory: one counter for each kind of call; bytes by link are computed when somebody asks.
 
 A start of a kernel takes a few microseconds, so it adds one to a number. What a kind of call moves follows from its
 program, where it goes through slots; packets and ``direct`` have none, so of these only calls are counted.
@@ -26,7 +26,7 @@ from ...transport.host.transport import HostTransport
 if TYPE_CHECKING:
     from .context import CudaContext
 
-KINDS = 1024  # of calls that are known at a time
+KINDS = 1024  # kinds of calls that are known at a time
 
 
 class Starts(ctypes.Structure):
@@ -122,7 +122,7 @@ class StartedCalls:
                 nbytes[name] += each * moved
                 calls[name] += times
 
-        alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by the trees that carry anything
+        alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by template and the trees that carry anything
         made: Counter[tuple[Template, frozenset[int]]] = Counter()
         for call, protocol, times, moved, template in self._taken():
             nbytes["collective", call.collective] += moved

@@ -1,4 +1,4 @@
-"""What the calls on GPU memory of a communicator have in common: their number among the ranks, and what they leave."""
+"""What a communicator's calls on GPU memory share: their numbers, the memory that they hold, and their counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..sequence import CallSequence
     from .context import CudaContext
 
-HELD = 64  # started calls whose own memory is kept
+HELD = 64  # memory of ours is kept for so many started calls
 SPREAD = 0x9E3779B1  # odd, so that histories that differ once never meet again through equal calls
 
 

@@ -10,7 +10,7 @@ from ...errors import BlinkError, DeviceError, MismatchError, PeerLost
 from ...transport.host.transport import LOOK_SECONDS
 from .history import CallHistory
 
-GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
+GRACE_S = 1.0  # a peer whose process has ended, and whose part is missing, counts as lost after this time
 SHORT_S = 0.001  # a wait polls without sleeping for so long
 
 
@@ -71,7 +71,8 @@ class CallInFlight:
             return MismatchError(f"{different}; call the same on every rank. The communicator is dead")
         until = time.monotonic() + GRACE_S
         try:
-            while isinstance(error, PeerLost) and time.monotonic() < until:  # the first to give up knows why
+            # the rank that gave up first has the reason: wait for its error
+            while isinstance(error, PeerLost) and time.monotonic() < until:
                 host.raise_abort(self.seq)
                 time.sleep(0.01)
         except BlinkError as known:

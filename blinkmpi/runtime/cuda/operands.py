@@ -34,7 +34,7 @@ class OperandsInFlight:
                 self._mark(operands, nbytes, stream)
 
     def _mark(self, operands: tuple[Any, ...], nbytes: int, stream: int) -> None:
-        if self._gpu.capturing(stream):  # no event of a captured stream can be asked
+        if self._gpu.capturing(stream):  # an event that was recorded in a capture cannot be queried
             self.newest.pop()
             return
         if nbytes >= NBYTES and (tensors := tensors_among(operands)):

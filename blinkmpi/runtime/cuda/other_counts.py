@@ -1,4 +1,4 @@
-"""Calls on streams that differ from earlier ones in their counts alone: C is told of them at their second count."""
+"""Hand calls on streams that differ in their counts alone to C, at the second count."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .call import CudaCall
 from .context import CudaContext
 from .repeating import Repeating
 
-TRIED = 8  # times that calls of a kind are offered to C in vain
-KNOWN = 256  # calls of a kind that Python makes before C is told of it again, which may have forgotten it
+TRIED = 8  # C is offered a kind so often before that is given up
+KNOWN = 256  # after so many calls by Python C is told of a kind again: it may have dropped it
 
 
 class OtherCounts:
@@ -31,12 +31,12 @@ class OtherCounts:
         call = bound.call
         if bound.kernel.fit is None or not call.even or any(p and p.offset for p in bound.places):
             return
-        if any(isinstance(arg, list | tuple) for arg in args):  # whose count is not that of its array
+        if any(isinstance(arg, list | tuple) for arg in args):  # a specification may have another count than its array
             return
         buffers = zip(bound.registered, bound.places, strict=True)
         registered = all(known for known, place in buffers if place is not None)
         row = self._row(call, registered)
-        read_as = method, type(stream), *map(type, args)  # by which C tells calls apart, too
+        read_as = method, type(stream), *map(type, args)  # C distinguishes calls by these, too
         kind = read_as, replace(call, counts=()), Sizes.of(call).most, bound.stream, row, *bound.registered
         self._seen[kind] += 1
         if not 1 < self._seen[kind] <= TRIED:

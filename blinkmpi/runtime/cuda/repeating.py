@@ -1,4 +1,4 @@
-"""Calls on streams that C makes again by itself, of arrays at whatever addresses: what it needs of them."""
+"""What C needs to launch a kept call again, with arrays at other addresses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .history import CallHistory
 from .in_flight import CallInFlight
 from .operands import OperandsInFlight
 
-RECENT = 64  # counts after which one is as new
+RECENT = 64  # a count that was not used for so many others counts as new
 
 
 class Launch:

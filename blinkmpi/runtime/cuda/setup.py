@@ -1,4 +1,4 @@
-"""Take a GPU for each rank, if every rank has one, and find out together what they make.
+"""Take a GPU for each rank, if every rank has one, and find together the machine that they make up.
 
 What only ranks with GPUs need is imported when they are found.
 """
@@ -74,14 +74,14 @@ def open_gpus(
             gpu, facts = None, str(error)
     try:
         found, reason = gather_gpus(comm, node, facts, per_gpu=settings.ranks_per_gpu)
-    except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
+    except TopologyError as error:  # raised on all ranks, for example for two of them on one GPU
         found, reason = None, str(error)
     if isinstance(facts, str) or found is None:
         if comm.rank == 0:
             log(settings, "INFO", f"no GPUs: {reason}")
         return None, reason
     from ...transport.cuda.memory_layout import default_max_ctas
-    from .aware import agree, ladder, library_path
+    from .aware import agree, answers_of, library_path
     from .context import CudaContext
 
     gpu = gpu or Gpu(device)
@@ -90,13 +90,15 @@ def open_gpus(
     machine = given or found
     emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
     several = node.size < comm.size
-    aware, crossing = agree(comm, settings.cuda_aware, lambda: ladder(MPI, library_path())) if several else (False, "")
+    aware, crossing = (
+        agree(comm, settings.cuda_aware, lambda: answers_of(MPI, library_path())) if several else (False, "")
+    )
     here = tuple(allgather(node, comm.rank, int)) if several else ()
     plans = plan(machine, gpu, emulated)
     context, refused = None, ""
     sharing = max(Counter((d.host, d.bus) for d in found.devices).values())
     if sharing > 1 and not max_ctas:
-        max_ctas = max(1, default_max_ctas(gpu.sms) // sharing)  # so that the kernels of all fit beside one another
+        max_ctas = max(1, default_max_ctas(gpu.sms) // sharing)  # the kernels of all ranks must fit on the GPU at once
     try:
         context = CudaContext(
             node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,

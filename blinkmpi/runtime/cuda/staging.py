@@ -1,4 +1,4 @@
-"""Point-to-point of GPU memory by an MPI that does not take it: through pinned host memory.
+"""Point-to-point of GPU memory through pinned host memory, for an MPI that does not take GPU memory.
 
 What is sent is copied to the host before MPI is called; what is received is copied to the GPU when MPI has it, as many
 bytes as came. A non-blocking call gives a request of our own, which :class:`Poller`'s thread ends when the bytes are on
@@ -211,7 +211,7 @@ def _read(by: PinnedCopies, spec: Any, method: str, name: str, *, writable: bool
     if isinstance(kind, str):
         kind = MPI._typedict.get(kind, MPI.BYTE)
     size = 0 if kind == MPI.DATATYPE_NULL else kind.Get_size()
-    if size != buffer.array.itemsize:  # MPI has no such type
+    if size != buffer.array.itemsize:  # MPI lacks the element type: it is sent as bytes
         kind = MPI.BYTE
     return Staged(np.empty(0, np.uint8), by.located(buffer.array, named), kind)
 

@@ -15,7 +15,7 @@ from ...transport.cuda.transport import CudaTransport
 from ...trees.tree import Packing
 from ...util.lru import LRU
 
-TEMPLATES = 128  # that are kept, each with its table
+TEMPLATES = 128  # tables that are kept
 Key = tuple[str, str, int, str, str, int, int]  # scheme, collective, root, dtype, op, chunk, depth
 
 

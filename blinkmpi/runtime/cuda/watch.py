@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 WATCHED: weakref.WeakSet[CudaCalls] = weakref.WeakSet()
-LOGGED: list[CudaCalls] = []  # those whose error has been logged; whether it was raised, too, they know
+LOGGED: list[CudaCalls] = []  # calls whose error was logged; each knows whether it was raised, too
 LOOKING = threading.Lock()  # while the thread reads what a communicator that is closed gives back
 _begun = threading.Event()
 
@@ -44,7 +44,7 @@ def forget(calls: CudaCalls) -> None:
 
 
 def _loop() -> None:
-    suspects: set[int] = set()  # at the first look the call itself may be about to raise what is wrong
+    suspects: set[int] = set()  # an error counts at the second look: the call itself may be about to raise it
     while True:
         time.sleep(LOOK_S)
         with LOOKING:

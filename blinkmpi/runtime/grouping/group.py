@@ -1,4 +1,4 @@
-"""``comm.grouped()``, and calls of lists of buffers: what is called is noted, and made together.
+"""``comm.grouped()``, and calls of lists of buffers: calls are recorded, and made together at the end.
 
 A group belongs to a communicator and to the thread that has opened it. What other threads call, and what is no
 collective of ours, is not part of it.

@@ -1,4 +1,4 @@
-"""What is asked of ``grow``: how many ranks, which program; and what they take over from those that are there."""
+"""The arguments of ``grow`` (how many ranks, which program), and what new ranks take over from the old ones."""
 
 from __future__ import annotations
 

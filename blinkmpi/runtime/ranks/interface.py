@@ -1,4 +1,4 @@
-"""``Ranks``: how the ranks of a communicator meet, and how they part."""
+"""``Ranks``: the exchanges by which a communicator is made, and what ends it, under MPI or over a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_MPI = f"and MPI did not start these processes; pass arrays and operations tha
 
 
 class Ranks(Protocol):
-    """The ranks of a communicator, among which nothing else is sent."""
+    """The ranks of a communicator, on channels that nothing else uses."""
 
     @property
     def together(self) -> Bounded:

@@ -1,4 +1,4 @@
-"""Ranks that MPI's launcher has started: duplicates of their communicator, and the end of their job."""
+"""Ranks that MPI's launcher has started: duplicates of their communicator, and ending the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..bootstrap import Options, first_deadline, own_settings, virtual_node
 from ..process_exit import LOST, UNCAUGHT, end_job_at_exit, in_child
 
 OF_NODE = 0x4E0D  # the tag of what the ranks of a node tell one another
-DEAD = (CollectiveTimeout, PeerLost)  # after which MPI's objects are left as they are
+DEAD = (CollectiveTimeout, PeerLost)  # after these errors MPI's objects are not freed
 
 
 def free(comm: MPI.Intracomm, error: BaseException) -> None:
@@ -79,7 +79,7 @@ class MpiRanks:
     def of_node(self, options: Options, settings: Settings) -> tuple[Bounded, tuple[int, int]]:
         """The ranks that share memory with this one, as the launcher sees it; a virtual node is a part of them."""
         virtual = virtual_node(self.together.rank, self.together.size, settings)
-        self.together.Barrier()  # which has a deadline; MPI's own splits have none
+        self.together.Barrier()  # meet under the deadline first: MPI's splits have none
         node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.together.rank))
         place = node.rank, node.size
         if virtual is not None:

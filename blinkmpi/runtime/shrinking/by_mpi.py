@@ -33,7 +33,7 @@ from .leaving_gpus import check_gpus, leaving
 from .meeting import Meeting, check_not_left_behind, enter, meet
 
 MADE, NOT_LOST = 1, 2  # bits of what the ranks agree on: all have opened it; none failed but for a rank that was lost
-TAG = 0x5412  # of what the ranks that are left tell one another on the old communicator
+TAG = 0x5412  # tag of the survivors' messages on the old communicator
 Made = tuple[MPI.Intracomm, Dispatcher]
 
 
@@ -46,9 +46,9 @@ class MpiShrinking:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher, self._context = dispatcher, dispatcher.context
-        self._base = self._context.mpi.public  # whose ranks are left so far
+        self._base = self._context.mpi.public  # a communicator of the survivors so far
         self._ranks = tuple(range(self._context.n))  # those of the base, by their old numbers
-        self._lost: PeerLost | None = None  # what was said of it if one of the base was lost as that was opened
+        self._lost: PeerLost | None = None  # the error, if a rank was lost while the base was opened
         self._shrinks: InThread[MPI.Comm] | None = None  # MPI's Shrink of the base, which has not ended
         self._outlives = outlives_ranks(os.environ)
 
@@ -64,7 +64,7 @@ class MpiShrinking:
         deadline = context.timeout_s if timeout_s is None else timeout_s
         enter(self._dispatcher.sequence, deadline)
         if self._outlives:
-            context.mpi.public.Revoke()  # who waits for a message of a rank that is here must come, too
+            context.mpi.public.Revoke()  # ranks that wait for a message must come, too: end their waits
         found, made = self._opened(without, deadline)
         self._leave(found)
         return self._base, made
@@ -149,7 +149,7 @@ class MpiShrinking:
         made: Dispatcher | None = None
         error: Exception | None = None
         spares = Spares()
-        spares.discard()  # nothing is kept for others of the same ranks
+        spares.discard()  # nothing is kept for later communicators of the same ranks
         settings = msgspec.structs.replace(old.settings, nodes=(), topo_file="", graph_file="")  # of the old ranks
         parent = replace(old.parent, file=None, plans=LRU(SETS), spares=spares, settings=settings)
         child = Child(parent, comm, "shrink()")
@@ -191,7 +191,7 @@ class MpiShrinking:
     def _agreed(self, mine: int, deadline_s: float) -> int:
         """The bits that all ranks set; NOT_LOST alone if one is lost."""
         if not self._outlives:
-            return mine & MADE  # who is lost ends the job
+            return mine & MADE  # a lost rank ends the job anyway
         flag, since = np.array([mine], np.int32), time.monotonic()
         try:
             request = self._base.Iagree(flag)

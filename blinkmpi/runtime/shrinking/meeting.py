@@ -1,4 +1,4 @@
-"""Who is left of a communicator's ranks: those that come to ``shrink``, as the ranks of a node see one another.
+"""Find the survivors of a communicator: the ranks of a node that come to ``shrink``.
 
 A rank says in its control pages that it has come. A process that has died owes nothing, nor one that has left; one that
 is stopped is counted out at the deadline. The ranks of other nodes are not seen here: MPI waits for them.
@@ -67,7 +67,7 @@ def enter(sequence: CallSequence, timeout_s: float) -> None:
         MismatchError, RemoteError: if others make another call; then it lives.
     """
     if sequence.dead is None:
-        with suppress(CollectiveTimeout, PeerLost):  # which is what the ranks shrink for
+        with suppress(CollectiveTimeout, PeerLost):  # lost ranks are why the others shrink
             sequence.drain()
             with Fatal(sequence):
                 sequence.host.barrier(sequence.next(), Called("shrink()"), timeout_s)

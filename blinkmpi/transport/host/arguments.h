@@ -1,4 +1,4 @@
-/* The arguments of a call, as a user passes them: what the call is found by, and where its buffers lie.
+/* The arguments of a call, as a user passes them: the key by which a kept call is found, and where its buffers lie.
  *
  * A call is found by its method and by one argument_t for each thing among its arguments, whatever the addresses of its
  * buffers: how a buffer is typed, its length and whether it may be written; numbers by their values; datatypes and
@@ -13,13 +13,13 @@ enum { MOST_NESTED_NUMBERS = 3 }; /* as in [array, (counts, displacements), type
 enum { AN_OBJECT = -1, A_LIST = -2, A_TUPLE = -3, A_NUMBER = -4, A_HANDLE = -5, A_MEMORY = -6, A_WRITABLE_MEMORY = -7, AN_ARRAY_OF_NUMBERS = -8 };
 /* flags of host arrays are 0 or NPY_ARRAY_WRITEABLE, those of arrays on GPUs, and of tensors, below these */
 
-typedef struct { /* types that arguments are told by; kept */
+typedef struct { /* types by which arguments are recognised; references are held */
   PyTypeObject *array, *integer, *datatype, *operation; /* NumPy's array and integers; MPI's */
-  PyObject *in_place;                                   /* which has a buffer of no bytes */
-  int64_t handle;                                       /* bytes of one of MPI's */
+  PyObject *in_place;                                   /* MPI.IN_PLACE shows a buffer of no bytes */
+  int64_t handle;                                       /* bytes of a handle of MPI's */
 } types_t;
 
-typedef struct { /* what a call is found by */
+typedef struct { /* the key of a kept call */
   PyObject *method;
   int64_t count;
   int64_t arrays;                                       /* buffers on a GPU; and the stream that they are on */
@@ -36,19 +36,19 @@ typedef struct { /* a buffer in host memory */
 
 typedef struct { /* the arguments of a call, read */
   call_key_t key;
-  const argument_t *arrays[MOST_BUFFERS]; /* of `key`, those on a GPU, */
-  int library;                            /* and whose they are */
+  const argument_t *arrays[MOST_BUFFERS]; /* those of `key` that are on a GPU, */
+  int library;                            /* and the library that they come from */
   buffer_t buffers[MOST_BUFFERS];         /* those in host memory */
   int64_t held;
   int64_t buffered;
-  Py_buffer views[MOST_BUFFERS];          /* of some of them: held until `let_go` */
+  Py_buffer views[MOST_BUFFERS];          /* views of some buffers, held until `let_go` */
 } arguments_t;
 
 static void let_go(arguments_t *r) {
   while (r->held) PyBuffer_Release(r->views + --r->held);
 }
 
-/* Add what a call is found by; 0 if that is too much. */
+/* Add a word to the key; 0 if the key is full. */
 static int found_by(arguments_t *r, argument_t a) {
   if (r->key.count == MOST_ARGUMENTS) return 0;
   r->key.arguments[r->key.count++] = a;
@@ -83,7 +83,7 @@ static int read_numpy(arguments_t *r, PyArrayObject *array) {
   return found_by_buffer(r, (PyObject *)array, PyArray_BYTES(array), elements * item_bytes(array), a);
 }
 
-/* A memoryview, a bytearray, or what else shows its memory: the format is a part of what it is found by. */
+/* A memoryview, a bytearray, or another object with the buffer protocol: its format is a part of the key. */
 static int read_memory(arguments_t *r, PyObject *object) {
   if (r->held == MOST_BUFFERS) return 0;
   Py_buffer *const view = r->views + r->held;
@@ -148,7 +148,7 @@ static int read_one(arguments_t *r, const types_t *types, const gpu_t *gpu, PyOb
     const Py_ssize_t n = list ? PyList_GET_SIZE(object) : PyTuple_GET_SIZE(object);
     if (nested == MOST_NESTED_NUMBERS || n > MOST_NUMBERS || !found_by(r, (argument_t){NULL, NULL, n, list ? A_LIST : A_TUPLE, 0, 0})) return 0;
     for (Py_ssize_t i = 0; i < n; i++) {
-      if (i >= (list ? PyList_GET_SIZE(object) : n)) return 0; /* what was read may have changed it */
+      if (i >= (list ? PyList_GET_SIZE(object) : n)) return 0; /* reading the items before may have changed the list */
       PyObject *const one = Py_NewRef(list ? PyList_GET_ITEM(object, i) : PyTuple_GET_ITEM(object, i));
       const int read = read_one(r, types, gpu, one, is_buffer && !i, nested + 1);
       Py_DECREF(one);

@@ -1,7 +1,7 @@
 """A call of blocks on CPU ranks of one node (``blocks.h``): its table, bound to buffers and a deadline.
 
-No rank is told the lengths of others before. C compares sums of all lengths when all ranks have entered the call, and
-if two ranks were given different ones, all ranks come here, and do what the caller of :class:`BlockCall` said.
+C compares sums of all lengths when all ranks have entered the call; lengths are not exchanged. If two ranks expect
+different lengths, all ranks come back to Python and call ``differ``, which raises.
 """
 
 from __future__ import annotations

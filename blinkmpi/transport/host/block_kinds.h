@@ -1,5 +1,5 @@
-/* Calls of blocks that were made before with other lengths: lengths and places are numbers among the arguments, so C fills
- * the table of such a call (blocks.h) from them, and checks what Python would have checked.
+/* Make calls of blocks whose like was made before with other lengths: lengths and places are numbers among the arguments,
+ * so C fills the table of such a call (blocks.h) from them, and checks what Python would have checked.
  *
  * An entry of a kind is found by all that its calls are found by but these numbers and the lengths of their buffers. When it
  * is made, it is filled from the arguments of the call that Python has bound, and kept if that comes out as Python's table. */
@@ -7,15 +7,15 @@
 #include "arguments.h"
 #include "blocks.h"
 
-enum { OF_KIND = 2, PENDING_OF_KIND = 3 }; /* in place of a stream: an entry of a kind; one of non-blocking calls */
+enum { OF_KIND = 2, PENDING_OF_KIND = 3 }; /* in the key, in place of a stream: a kind; a kind of non-blocking calls */
 enum { NO_BLOCK, ONE_BLOCK, EACH_A_BLOCK }; /* what an argument has: for the root or from it, or for all; for each rank */
 enum { TALLY_CALL, TALLY_TREE, TALLY_SLOTS, TALLY_CMA, TALLY_OUT, TALLY_WORDS = 3 }; /* then what comes in, by rank */
 
-typedef struct kind { /* what Python says of it (block_call.py) */
+typedef struct kind { /* made by Python (block_call.py) */
   int64_t item, root;  /* bytes of an element */
   int64_t nontemporal_from; /* bytes of the larger buffer from which on results are written past the caches */
   int64_t rings;       /* whether there is memory for blocks that go in chunks */
-  int64_t send_has, recv_has; /* NO_BLOCK and its like: what the two buffers of this rank must have */
+  int64_t send_has, recv_has; /* NO_BLOCK, ONE_BLOCK or EACH_A_BLOCK: what this rank's buffers must have */
   int64_t *tally;      /* (counter, bytes, calls): of the call, of its tree, by protocol, what goes out and in by rank */
 } kind_t;
 
@@ -141,7 +141,7 @@ static int same_blocks(const block_t *table, const call_t *call) {
   for (int64_t p = 0; p < call->n; p++) {
     const block_t *const a = table + p, *const b = call->blocks->each + p;
     if (a->sends != b->sends || a->receives != b->receives) return 0;
-    const int kept = p == call->rank && a->receives; /* from its place to its place */
+    const int kept = p == call->rank && a->receives; /* this rank's own block, from the send to the receive buffer */
     if ((a->sends || kept) && a->from != b->from) return 0;
     if (a->receives && a->to != b->to) return 0;
   }

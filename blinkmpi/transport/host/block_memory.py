@@ -1,4 +1,4 @@
-"""Where blocks lie between the ranks of a node in a call of blocks (``blocks.h``), and how long they may be there."""
+"""The slots and rings of a call of blocks (``blocks.h``) in the shared window, and which lengths take which."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,9 @@ from .shared_window import SharedWindow
 SHORT_BYTES = (16 << 10, 96 << 10)
 READ_FROM, READ_FROM_OF_ALL, GATHERED = (0, 1 << 20), (20 << 10, 4 << 20), 1 << 20
 HELPED_BYTES = 8 << 20  # the root of a gather reads with a second thread where it has so long a block: 0.8 of the time
-CHUNK_BYTES, CHUNK_OF_ALL, CHUNKS = 64 << 10, 256 << 10, 4  # of a chunk, of one that all read; how many have room
-LEAST_CHUNK = 256  # so that a call has no more chunks of 4 GiB than its flags can count
+# bytes of a chunk, and of one that all read; chunks in a ring
+CHUNK_BYTES, CHUNK_OF_ALL, CHUNKS = 64 << 10, 256 << 10, 4
+LEAST_CHUNK = 256  # bytes: flags can count the chunks of 4 GiB
 NEVER = (1 << 63) - 1
 
 

@@ -86,7 +86,7 @@ static void fill_blocks(call_t *call) {
   block_t *const own = b->each + call->rank;
   b->closed = 0;
   for (int64_t r = 0; r < call->n && !b->closed; r++) b->closed = b->each[r].sends >= b->read_from && !blocks_readable(call, b);
-  const int all_read = b->shared && in_chunks(b, own->sends); /* of chunks that all read */
+  const int all_read = b->shared && in_chunks(b, own->sends); /* chunks that all ranks read */
   for (int64_t r = 0; r < call->n; r++) {
     block_t *const e = b->each + r;
     const int later = b->shared ? (e == own) == all_read : 1;
@@ -109,7 +109,7 @@ enum step { WAITS, MOVED, FAILED };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Receive what can be had from a rank now: all of a short block, a piece of a longer one. */
+/* Receive what a rank has ready: all of a short block, a piece of a longer one. */
 static enum step receive_block(call_t *call, blocks_t *b, int64_t source) {
   block_t *const e = b->each + source;
   const int64_t left = e->receives - e->received;

@@ -18,20 +18,20 @@ typedef struct {
   int64_t ranks, *rank; /* its ranks */
   int64_t in[2];        /* where its messages of even and odd calls lie */
   int64_t receive[2];   /* addresses of MPI's persistent requests for them */
-  int64_t receiving[2]; /* whether they were started */
-  int64_t told;         /* address of such a request for what Python reads */
-  uint64_t *told_seq;   /* the number of the call in that */
-  int64_t sending[2][PIECES], sends[2]; /* MPI's requests of what was sent it, and how many */
+  int64_t receiving[2]; /* whether these receives were started */
+  int64_t told;         /* address of such a request, for announcements that Python reads */
+  uint64_t *told_seq;   /* the call number in such an announcement */
+  int64_t sending[2][PIECES], sends[2]; /* MPI's requests for sends to this node, and how many */
   int64_t rest[PIECES], rests; /* those of the pieces behind the first that are being received, and how many */
-  uint64_t came, began; /* the last call of which its message has come, of which its first piece has */
+  uint64_t came, began; /* the last call whose message has arrived; the last whose first piece has */
 } node_t;
 
 typedef struct {
   int64_t start, test, isend, irecv; /* MPI's functions */
   int64_t pointers;           /* whether MPI's handles are pointers, and not numbers */
   int64_t comm, byte, tag;    /* handles; the tag of messages of even calls; two behind it, of pieces behind the first */
-  int64_t status;             /* room for one of MPI's */
-  int64_t out[2];             /* what this node sends */
+  int64_t status;             /* memory for an MPI_Status */
+  int64_t out[2];             /* this node's messages of even and odd calls */
   int64_t *here, ranks;       /* this node's ranks */
   int64_t aborts;             /* address of the persistent request for errors of ranks elsewhere */
   int64_t others;
@@ -95,7 +95,7 @@ typedef struct {
   int64_t spins;      /* polls before yielding */
   /* the buffers */
   char *send, *recv;  /* the rows hold offsets into them, or -1 */
-  int64_t send_bytes, recv_bytes; /* of what others read; 0: nobody does */
+  int64_t send_bytes, recv_bytes; /* bytes that others read; 0: none do */
   int64_t readable;   /* whether the others can read the buffers: it was tried when the call was first made */
   uint64_t fingerprint;
   char *body;         /* what this rank announces, for its record; NULL: Python writes it */

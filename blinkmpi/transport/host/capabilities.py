@@ -1,4 +1,4 @@
-"""What the ranks of a node can do, agreed by all of them as the transport opens: executor and protocol."""
+"""Agree on executor and protocol as the transport opens: whether all ranks have C, and can read one another."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Nativ
         try:
             built, why = native.build()
             found = None if built is None else str(built), why
-        except Exception as error:  # the others wait for an answer
+        except Exception as error:  # the others wait for an answer, also where this rank fails
             found = None, f"the C executor cannot be built: {error!r}"
     path, why = bcast(node, found, tuple[str | None, str])
     loaded: native.Native | None = None

@@ -1,4 +1,4 @@
-"""A library of ours that takes long to compile: another process does it, and nobody waits.
+"""Compile a library in another process, without waiting for it.
 
 That process imports neither MPI nor torch, since it runs beside ranks of MPI.
 """
@@ -47,7 +47,7 @@ def _alone(name: str) -> Iterator[None]:
         folder = cache_dir()
         make_folder(folder)
         file = open(folder / f"{name}.lock", "w", encoding="utf-8")  # noqa: SIM115
-    except (OSError, SettingsError):  # each compiles for itself, wherever it can
+    except (OSError, SettingsError):  # no shared place: each rank compiles for itself
         yield
         return
     with file:

@@ -127,7 +127,7 @@ def kind_of(
     if loaded.executor != "c" or loaded.aside or len(loaded.sends) or not transport.by_c_alone(loaded):
         return None
     if loaded.struct.one_shot and counts[1] > count:
-        load(counts[1])  # which takes the room of all
+        load(counts[1])  # reserves the memory of the largest count
     resolved = resolve(loaded.make(), window, transport.native, cma=loaded.cma)
     call = resolved.program.call
 

@@ -1,18 +1,18 @@
-/* Calls that were made before with other counts: each word of such a call that depends on the count is a sum of a few
- * values, which follow from the count as program/by_count.py says. count_kind.py finds the sums.
+/* Make calls whose like was made before with another count. Each word of such a call that depends on the count is a sum of
+ * a few values, which follow from the count as program/by_count.py says; count_kind.py finds the sums.
  *
  * An entry of a kind is found by all that its calls are found by but the counts and the lengths of their buffers. There may be
  * several of the same: for other counts, and for calls that are under way at the same time. */
 #pragma once
 #include "block_kinds.h"
 
-enum { LINE_BYTES = LINE_WORDS * sizeof(int64_t), CHUNK_STEP = 64 }; /* elements by which chunks grow */
+enum { LINE_BYTES = LINE_WORDS * sizeof(int64_t), CHUNK_STEP = 64 }; /* chunks are multiples of so many elements */
 enum { OF_COUNT, OF_SLOT, FIRST_BORDER }; /* values */
 enum { NUMERATOR, DENOMINATOR, SHARED_BY, BORDER_WORDS };
 enum { SPAN_FIRST, SPAN_END, SPAN_WORDS };
 enum { TARGET, CONSTANT, TERMS, SUM_WORDS }; /* of a sum, before its (value, times) */
 
-typedef struct count_kind { /* what Python says of it (count_kind.py) */
+typedef struct count_kind { /* made by Python (count_kind.py) */
   int64_t item, width;      /* bytes of an element of a buffer, and of one in a slot */
   int64_t buffers;          /* arguments that are buffers: the first one or two */
   int64_t least, most;      /* counts */
@@ -89,7 +89,7 @@ static int fill_counts(count_kind_t *k, call_t *call, const arguments_t *r, cons
     if (elements[i] != count * k->each[i]) return 0;
   if (count == k->count) return 1;
   write_words(k, count, 0);
-  if (count > k->count) call->readable = 0; /* it was tried of fewer bytes */
+  if (count > k->count) call->readable = 0; /* readability was tried on fewer bytes */
   call->fingerprint = with_count(k->form, count);
   write_count(call->body, call->body_bytes, count);
   k->count = count;

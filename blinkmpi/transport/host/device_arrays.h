@@ -1,4 +1,4 @@
-/* Arrays on a GPU, and streams, as users pass them: read without Python of ours. launches.h launches calls on them. */
+/* Read arrays on a GPU, and streams, as users pass them, without our Python code; launches.h launches calls on them. */
 #pragma once
 #include "objects.h"
 
@@ -31,15 +31,15 @@ typedef struct {
 typedef struct { /* what the GPU calls of a communicator have in common; objects are kept */
   PyObject *cupy, *cupy_stream;  /* CuPy's array type, and what gives its current stream */
   PyObject *tensors[2];          /* torch's types */
-  PyObject *capsule;             /* of `exchange` */
+  PyObject *capsule;             /* owns `exchange` */
   const exchange_t *exchange;    /* how a tensor is read */
   PyObject *is_neg;              /* torch's Tensor.is_neg: to look it up for each tensor of a group takes long; or None */
-  PyObject *acquire, *release;   /* of the lock that all launches of the process take */
+  PyObject *acquire, *release;   /* methods of the lock that all launches of the process take */
   PyObject *last;                /* the list of the stream of the last one */
   PyObject *operands;            /* keeps operands until the work on them is through */
   int64_t enqueues, device;      /* whether calls without a stream return before they are through */
   PyObject *parts_bytes;
-  const registered_t *parts;     /* what is registered of arrays */
+  const registered_t *parts;     /* registered regions */
   int64_t registered;
   struct { PyObject *type, *name; } streams[STREAM_TYPES]; /* types of streams, and what they call their address */
   uint64_t asked[ASKED];         /* addresses that the driver has said are this GPU's */

@@ -120,7 +120,7 @@ int blink_execute(call_t *call, int64_t *rows) {
     const int gone = await_sent(call);
     if (gone != DONE) return gone;
   }
-  if (get(call->abort)) return ABORTED; /* this rank may come late, or have read of one that had left the call */
+  if (get(call->abort)) return ABORTED; /* this rank may be late, or have read from one that had left the call */
   flag_t *const finished = call->calls + call->rank * call->stride + FINISHED;
   if (get(finished) == call->seq) return DONE; /* called again while messages are under way */
   set(finished, call->seq);

@@ -1,4 +1,4 @@
-/* Fingerprints of what ranks announce: as announcement.py has them. */
+/* Fingerprints of announcements, the same as those of announcement.py. */
 #pragma once
 #include <stdint.h>
 
@@ -8,7 +8,7 @@ static uint64_t mix(uint64_t x) { /* the end of splitmix64 */
   return x ^ x >> 31;
 }
 
-/* That of an announcement with this count, by that of what it announces else. */
+/* The fingerprint of an announcement, from that of all but its count, and the count. */
 static inline uint64_t with_count(uint64_t form, int64_t count) { return mix(form + ((uint64_t)count + 1) * 0x9e3779b97f4a7c15u); }
 
 /* Write a count where it ends an announcement: msgpack's eight bytes. */

@@ -73,7 +73,7 @@ class HostCall:
         timeout_s: how long to wait without any progress.
     """
 
-    made: Any = None  # the user's call, of one that C has begun and could not end
+    made: Any = None  # the user's call, if C has begun it and could not end it
 
     def __init__(
         self,
@@ -95,7 +95,8 @@ class HostCall:
         final, recv = buffers.final, buffers.recv
         after = [*buffers.after, *([(final, recv)] if final is not None and recv is not None else [])]
         self._before, self._after = _copies(buffers.before), _copies(after)
-        self._own = (buffers.send if buffers.before else None, recv if after else None)  # memory that nobody else keeps
+        # memory that this call alone keeps alive
+        self._own = (buffers.send if buffers.before else None, recv if after else None)
         self._rows = program.rows.ctypes.data
         self.struct = CallStruct.from_buffer_copy(program.struct)
         self._bind(buffers)
@@ -156,7 +157,7 @@ class HostCall:
         if timeout_s is not None:
             self._under(timeout_s, partial(self.go_on, seq, status))
             return
-        if status == UNTOLD:  # the call before the last one was another one
+        if status == UNTOLD:  # the record holds another call than this one: write it
             self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
             status = self._run(self._at, self._rows, seq)  # type: ignore[misc]
         if status:
@@ -254,7 +255,7 @@ class HostCall:
             if self.trace is not None:
                 self.trace.entered()
         outcome, moved = step_numpy(self.left, self.trace)
-        if outcome is Outcome.DONE and pages.abort[0]:  # as executor.c
+        if outcome is Outcome.DONE and pages.abort[0]:  # as executor.c does
             return Outcome.ABORTED, moved
         if outcome is Outcome.DONE and (transport.messages is None or self.program.endpoints.finished):
             pages.finished[transport.rank] = struct.seq

@@ -47,8 +47,8 @@ class HostProgram:
     make: Callable[[], Program]  # the whole job's program
     executor: ExecutorName
     rows: NDArray[np.int64]  # the rank's stages as executor.c has them
-    struct: native.CallStruct  # a call of it, but for buffers and number
-    endpoints: Endpoints  # of channels between nodes
+    struct: native.CallStruct  # a call of the program, without buffers and number
+    endpoints: Endpoints  # ends of channels between nodes
     steps: list[NumpyStage]  # the rank's stages, where NumPy executes them
     exports: tuple[bool, bool]  # whether others read this rank's send, its receive buffer
     cma: bool  # whether some rank's buffer is read by others
@@ -56,7 +56,7 @@ class HostProgram:
     chunk_bytes: int
     depth: int
     tally: Tally  # what a call adds to the counters
-    timing: NDArray[np.int64]  # of the rows in a traced call
+    timing: NDArray[np.int64]  # times of the rows in a traced call
     sends: NDArray[np.int64]  # the messages that the first rank of a node sends in one shot
     make_through_slots: Callable[[], Program] | None = None  # for a call in which some rank's buffer cannot be read
     through_slots: HostProgram | None = None  # that program

@@ -1,4 +1,4 @@
-/* Calls that were made before, as they are kept: one table for each communicator.
+/* The table of a communicator's kept calls, by which later ones are made without Python.
  *
  * What makes two calls the same is in arguments.h: everything but where their buffers lie. An entry keeps the objects that
  * it is found by, so that no other object can take their place, and nothing of the user's buffers: each time the words of
@@ -10,9 +10,9 @@
 #include "launches.h"
 #include "repeated_groups.h"
 
-enum { HELD_BYTES = 4096 }; /* of a call that is made with the interpreter's lock held */
-enum { PENDING = 1 }; /* in place of a stream: of a non-blocking call on host memory */
-enum { MOST_SECONDS = 4000000 }; /* of a timeout that is not Python's to look at */
+enum { HELD_BYTES = 4096 }; /* calls of at most so many bytes hold the interpreter's lock */
+enum { PENDING = 1 }; /* in the key, in place of a stream: a non-blocking call on host memory */
+enum { MOST_SECONDS = 4000000 }; /* longer timeouts are left to Python */
 
 typedef struct { /* a word of a call that is an address in one of its buffers */
   char **word;
@@ -20,7 +20,7 @@ typedef struct { /* a word of a call that is an address in one of its buffers */
 } aim_t;
 
 typedef struct entry {
-  struct entry *next;            /* of those with the same place in the table */
+  struct entry *next;            /* entries of the same hash bucket */
   struct entry *newer, *older;   /* in the order of use */
   uint64_t hash;
   PyObject *bound; /* kept */
@@ -29,21 +29,21 @@ typedef struct entry {
   launch_t *launch; /* instead of these two */
   int64_t aims;
   aim_t *aim;
-  const struct kind *kind; /* of one for calls of blocks of whatever lengths */
-  struct count_kind *counts; /* of one for calls of whatever counts */
+  const struct kind *kind; /* not NULL: an entry for calls of blocks of any lengths */
+  struct count_kind *counts; /* not NULL: an entry for calls of any counts */
   int64_t users;   /* the table, and non-blocking calls under way */
-  char *at[MOST_BUFFERS]; /* at what it is aimed */
+  char *at[MOST_BUFFERS]; /* the buffers that its addresses point to now */
   call_key_t key;  /* its objects are kept; it ends with the arguments that it has */
 } entry_t;
 
 typedef struct { /* what Python and this share; repeated.py mirrors its first four fields */
   uint64_t seq;  /* the number of the communicator's last call */
   int64_t open;  /* OPEN: calls may be made here, as nothing else is under way, and nothing has gone wrong; or INSIDE one */
-  int64_t open_gpu; /* the same of calls on streams */
+  int64_t open_gpu; /* the same for calls on streams */
   int64_t pending;  /* non-blocking calls that have not ended */
   types_t types;
   gpu_t gpu;
-  int64_t kinds; /* entries of kinds that were made */
+  int64_t kinds; /* entries with `kind` or `counts` */
   int64_t places, most, kept; /* of the table, a power of two; entries at most, and now */
   entry_t **table;
   entry_t *newest, *oldest;
@@ -61,7 +61,7 @@ static int run_briefly(call_t *call, int64_t *rows, uint64_t seq) {
   return state;
 }
 
-/* Go on with it. */
+/* Resume it. */
 static int resume(call_t *call, int64_t *rows) {
   const int state = blink_execute(call, rows);
   if (state == DONE) copies(call->after, call->afters);

@@ -14,7 +14,7 @@ static entry_t *kind_of(repeated_t *t, const arguments_t *r, int pending) {
   for (entry_t *e = *place_of(t, hash); e; e = e->next) {
     if (e->hash != hash || e->users > 1 || !same_call(&e->key, &key)) continue;
     if (e->launch) {
-      e->users++; /* the table may change meanwhile */
+      e->users++; /* keeps the entry: the code below may change the table */
       const int fits = e->launch->blocks ? fit_blocks(e->launch, r, &t->types) : fit_launch(e->launch, e->bound, r->arrays, (int)key.arrays);
       const int gone = e->users == 1;
       no_longer_used(e);

@@ -36,9 +36,9 @@ typedef struct {
   int64_t grid[MOST_PARTS], block[MOST_PARTS];
   uint64_t *words[MOST_PARTS]; /* the arguments, for arrays at `base` */
   int64_t count[MOST_PARTS];
-  int64_t fingerprint_at; /* the word of the fingerprint, to which a number is added */
+  int64_t fingerprint_at; /* the argument with the fingerprint, to which a number is added */
   uint64_t base[MOST_ARRAYS];
-  int64_t *moves; /* of each word that moves with an array: part, word, array */
+  int64_t *moves; /* (part, word, array) for each argument that is an address in an array */
   int64_t moving;
   int64_t nbytes;
   /* the announcement */
@@ -49,7 +49,7 @@ typedef struct {
   int64_t body_bytes;
   uint64_t *in_kernels;
   /* what is counted and looked at */
-  int64_t *report;   /* of kernels: the second word is not 0 if one gave up */
+  int64_t *report;   /* from kernels: the second word is not 0 if one has aborted */
   uint64_t *history; /* of the communicator's calls */
   int64_t *starts;   /* of such calls; whether anybody will look at that again; bytes of calls of blocks */
   int64_t *kernels;
@@ -228,7 +228,7 @@ static PyObject *launch_again(gpu_t *g, uint64_t *numbers, PyObject *bound, cons
   }
   const uint64_t seq = ++*numbers, stream = (uint64_t)l->stream;
   const int64_t nbytes = l->nbytes;
-  Py_INCREF(bound); /* which keeps l; the entry may go meanwhile */
+  Py_INCREF(bound); /* keeps l alive: the entry may be dropped meanwhile */
   PyObject *const before = g->bound;
   g->bound = Py_NewRef(bound), g->seq = seq;
   Py_XDECREF(before);

@@ -1,12 +1,12 @@
-"""What launches.h takes of a call on GPU memory, to launch its kernels again without Python."""
+"""The launch_t of a call on GPU memory, by which launches.h launches its kernels again without Python."""
 
 import ctypes
 
 from .c_structs import fields
 
 MOST_PARTS = 4  # kernels of a call: its own, and those that gather and scatter
-MOST_WORDS = 512  # of a kernel's arguments
-NO_BASE = ("base[0]", "base[1]")  # which the library fills in
+MOST_WORDS = 512  # words of a kernel's arguments
+NO_BASE = ("base[0]", "base[1]")  # the C library fills these in
 
 
 class LaunchStruct(ctypes.Structure):

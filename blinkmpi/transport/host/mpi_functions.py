@@ -19,7 +19,7 @@ POLLED, HOOK = "MPIX_Grequest_start", "opal_progress_register"
 def addresses(*names: str) -> tuple[int, ...] | str:
     """Where functions of MPI's lie, or why they are not found."""
     try:
-        library = ctypes.CDLL(MPI.__file__)  # which finds what it was linked to
+        library = ctypes.CDLL(MPI.__file__)  # its symbols include those of the MPI that it is linked to
         return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names)
     except (OSError, AttributeError) as error:
         return f"MPI's functions are not found: {error}"

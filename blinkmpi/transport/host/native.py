@@ -34,7 +34,7 @@ from .c_structs import fields, names
 SOURCE = Path(__file__).with_name("executor.c")
 SOURCES = (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
 NO_COMPILER = "no C compiler (cc, gcc, clang) on PATH; pip install 'blinkmpi[cc]' brings one"
-COMPILE_S = 300  # that a compiler may take
+COMPILE_S = 300  # time that a compiler may take
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -131,7 +131,7 @@ def build() -> tuple[Path | None, str]:
 def kept(compiler: str = "") -> Path | None:
     """The library that was made for this processor and Python from these sources, by this compiler or by any."""
     names = [_file_name(compiler, headers=bool(_python_flags()))]
-    if not compiler:  # then the headers may be missing, too, of a Python that had them elsewhere
+    if not compiler:  # without a compiler this Python may lack the headers, too, that the library was compiled with
         names = [_file_name("", headers=True), _file_name("", headers=False)]
     for folder in _folders()[0]:
         for path in (path for name in names for path in sorted(folder.glob(name))):
@@ -157,7 +157,7 @@ def compiler_command(environ: Mapping[str, str]) -> list[str]:
     if named:
         try:
             return shlex.split(named)
-        except ValueError:  # quotes without an end: then it is no command, which is found as it is started
+        except ValueError:  # an unclosed quote: starting it as a command gives the error
             return [named]
     if found := next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), ""):
         return [found]

@@ -73,7 +73,7 @@ static void entered_there(const call_t *call, const node_t *node) {
       memcpy((char *)(record + 2), call->body, (size_t)call->body_bytes);
       set(record, call->fingerprint);
     }
-    set(line + FINISHED, call->seq); /* it uses no slot of this node */
+    set(line + FINISHED, call->seq); /* so it uses none of this node's slots */
     set(line + ENTERED, call->seq);
   }
 }
@@ -155,7 +155,7 @@ static int meet_nodes(call_t *call, int64_t *rows) {
     for (int64_t i = 0; i < t->ranks; i++)
       if (get(call->records[turn] + t->here[i] * call->stride) != call->fingerprint) return call->phase = TOLD, REMOTE_DIFFERS;
     for (int64_t i = 0; i < t->others; i++) receive(call, t->each + i, turn), receive(call, t->each + i, !turn);
-    const int state = await_sent(call); /* of a call before last that was refused */
+    const int state = await_sent(call); /* sends of an earlier call that was refused */
     if (state != DONE) return state;
     fold_here(call, rows);
     for (int64_t i = 0; i < t->others; i++) send_to(call, t->each + i, call->sends + 2 * i, turn);

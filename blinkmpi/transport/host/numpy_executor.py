@@ -86,7 +86,7 @@ class NumpyStage:
                 return head
         for head, tail in self.waits_own:
             if words[head] < want:
-                return tail  # for which that channel waits
+                return tail  # that channel waits for this
         if self.k >= self.depth:
             want -= self.depth
             for tail in self.waits_out:
@@ -223,7 +223,7 @@ class StepTrace:
         self._ring, self._pages, self._program, self._seq = ring, pages, program, seq
         self._row = {id(stage): row for row, stage in enumerate(steps)}
         self.busy_ns = [0] * len(steps)
-        self.wait_ns: dict[int, int] = {}  # by rank
+        self.wait_ns: dict[int, int] = {}  # time that each rank was waited for
         self._began = self._last = time.monotonic_ns()
         self._lacked: dict[int, int] = {}  # the rank that a row lacked a flag of
         self._late = -1
@@ -232,7 +232,7 @@ class StepTrace:
     def late(self) -> None:
         """Not all ranks have entered the call."""
         latest = int(self._pages.announced.argmin())
-        if int(self._pages.announced[latest]) < self._seq:  # or it has come meanwhile
+        if int(self._pages.announced[latest]) < self._seq:  # it may have come since
             self._late = latest
 
     def entered(self) -> None:

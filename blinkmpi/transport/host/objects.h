@@ -1,4 +1,4 @@
-/* What is needed where objects of Python's and NumPy's are read: their headers, and the executor's functions. */
+/* Includes for code that reads Python's and NumPy's objects. */
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION

@@ -1,4 +1,4 @@
-/* Non-blocking calls: begun in order, and moved on by whoever comes by.
+/* Non-blocking calls: begun in order, and advanced by any thread that waits, tests or calls.
  *
  * A communicator has a queue of them. Whoever owns the queue runs its first call as far as it goes, then the next one: the
  * user's thread as it begins one, waits or tests; any thread that waits inside MPI, where this MPI lets us know of it; and
@@ -18,7 +18,7 @@
 #include "stages.h"
 
 enum { QUEUED, RUNS, HAS_ENDED, HAS_FAILED }; /* how far a call is */
-enum { LANE_WORDS = 512 };       /* that the rows of a call have at most which may overlap another one */
+enum { LANE_WORDS = 512 };       /* a call may overlap another one if its rows have at most so many words */
 enum { AGAIN = 100 };            /* a status: nothing has happened for a while */
 enum { A_WHILE_NS = 100000000 }; /* after which a thread that waits looks for signals */
 /* The thread looks so often, this many times after the last call; a call that moves is waited for that long, one that has
@@ -44,8 +44,8 @@ typedef struct pending { /* a call, as Python holds it */
   PyObject_HEAD
   struct pending *_Atomic next;
   PyObject *self; /* the capsule of its table, kept */
-  entry_t *entry; /* in use by it */
-  int64_t words;  /* of its rows, if it may overlap another call, or 0 */
+  entry_t *entry; /* the kept call that it uses */
+  int64_t words;  /* words of its rows, if it may overlap another call, or 0 */
   uint64_t seq;   /* its number, once it RUNS */
   call_t *call;   /* with `rows`: how far it is; the entry's, or in a lane */
   int64_t *rows;
@@ -73,7 +73,7 @@ typedef struct queue {
   pending_t *_Atomic first, *last;
   pending_t *second;           /* the call behind the first, if it was begun; changed as the list is */
   lane_t lanes[2];             /* of calls of even and of odd number */
-  pending_t *_Atomic ended;    /* whose objects are to be let go of, with both locks */
+  pending_t *_Atomic ended;    /* ended calls whose references are to be dropped, with both locks held */
   atomic_int owned;            /* whether somebody runs the first, or finishes it */
   atomic_int waiters;          /* threads that wait for `changed`, or are about to */
   atomic_int moves;            /* counts how often the first has moved */
@@ -85,7 +85,7 @@ typedef struct queue {
 
 static struct { /* what this process knows of MPI, and its queues */
   start_request_t *start;
-  start_polled_t *start_polled; /* of MPICH and its like, instead; or NULL */
+  start_polled_t *start_polled; /* instead, in MPICH and Intel MPI; or NULL */
   void *complete;
   wait_request_t *wait;
   free_t *free;
@@ -93,11 +93,11 @@ static struct { /* what this process knows of MPI, and its queues */
   void *elements;
   cancelled_t *cancelled;
   void *byte;                /* a handle */
-  hook_t *hook;              /* of Open MPI; or NULL */
-  int forked;                /* this is a child of the process, which has no calls: its parent's are no matter of its */
+  hook_t *hook;              /* Open MPI's progress hook; or NULL */
+  int forked;                /* a forked child: its parent's calls are not its own */
   int pointers, failed;      /* whether handles are pointers; MPI's error class of a call that failed */
   atomic_int untold;         /* calls that were begun, and of which MPI does not know that they have ended */
-  int tells;                 /* whether our own thread may call MPI, and has to */
+  int tells;                 /* whether our own thread has to tell MPI, and may call it */
   PyTypeObject *type, *request; /* of pending_t; the user's, a subclass of MPI's */
   PyObject *none;            /* no arguments */
   pthread_mutex_t lock;      /* of the list; held by who looks at all queues */
@@ -138,7 +138,7 @@ static int own(queue_t *q) { return !atomic_exchange(&q->owned, 1); }
 
 static void tell_waiters(queue_t *q) {
   if (!q->waiters) return;
-  pthread_mutex_lock(&q->lock); /* they have looked, and wait */
+  pthread_mutex_lock(&q->lock); /* waiters are past their look at the state, and sleep */
   pthread_cond_broadcast(&q->changed);
   pthread_mutex_unlock(&q->lock);
 }

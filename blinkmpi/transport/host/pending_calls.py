@@ -1,4 +1,4 @@
-"""Non-blocking calls that C begins and moves on (pending_calls.h): what it needs, and their thread."""
+"""Python's side of the non-blocking calls that C begins and advances (pending_calls.h), and their thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Unfinished(NamedTuple):
 Look = bool | BaseException | tuple[Any, ...] | None
 Finish = Callable[[Unfinished], BaseException | None]  # brings a call to its end; returns what it has raised
 
-LEFT_S = 0.2  # that the thread has to end with the process
+LEFT_S = 0.2  # time for the thread to end at the end of the process
 _watched: weakref.WeakSet[PendingCalls] = weakref.WeakSet()
 
 

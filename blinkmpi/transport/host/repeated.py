@@ -63,7 +63,7 @@ class RepeatedCalls:
         self._last: Callable[[], tuple[Any, int] | None] = _none
         self._kept: Callable[[], int] = int
         self._serve: Callable[..., tuple[Any, ...]] | None = None
-        self.begin: Callable[..., Any] = _none  # of (method, arguments, timeout): the request of a call that is known
+        self.begin: Callable[..., Any] = _none  # (method, arguments, timeout): the request of a known call, begun in C
         self.calls: PendingCalls | None = None  # the non-blocking ones, if C makes them
         self._aimed: tuple[object, ...] = ()
         self._tensors: tuple[Any, ...] = ()
@@ -76,7 +76,7 @@ class RepeatedCalls:
                 self.again, self._find, self._keep, self._keep_kind, self._keep_counts, self._keep_group,
                 self._keep_launch, self._aim, self._read_tensors, self._last, self._forget, self._kept, self._serve,
             ) = functions  # fmt: skip
-            self._shared = _Shared.from_address(at)  # which lives as long as the functions do
+            self._shared = _Shared.from_address(at)  # memory that lives as long as the functions
             self._known = self.again
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ from ..counters import LINE_BYTES, lines_for
 SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
 ARENA_BYTES = 8 << 20
 ONE_SHOT_BYTES = 208 << 10  # a rank, behind its arena: slots that are filled before a call is announced, of 512 peers
-MESSAGE_BYTES = 1088 << 10  # of messages that a node sends in one call of one shot, and of those that it receives
+MESSAGE_BYTES = 1088 << 10  # bytes that a node sends in one call of one shot, and bytes that it receives
 MIN_ARENA_BYTES = LEAST_BUFFER_BYTES
 REMEDY = (
     f"free communicators that are no longer used, or enlarge {SHM} (docker run --shm-size=1g, mount -o "
@@ -61,7 +61,7 @@ class WindowLayout:
         self.arena_bytes = arena_bytes
         self.one_shot_bytes = ONE_SHOT_BYTES if len(self.nodes) == 1 else 2 * MESSAGE_BYTES  # for the longest message
         self.message_bytes = 4 * MESSAGE_BYTES if len(self.nodes) > 1 else 0
-        self.counter_bytes = -(-lines_for(n) * LINE_BYTES // PAGE) * PAGE  # of a rank
+        self.counter_bytes = -(-lines_for(n) * LINE_BYTES // PAGE) * PAGE  # bytes of a rank's counters
         counters, each = -(-n * CONTROL // PAGE) * PAGE, arena_bytes + self.one_shot_bytes + SKEW
         self.counter_places = {r: counters + i * self.counter_bytes for i, r in enumerate(self.here)}
         first = counters + len(self.here) * self.counter_bytes
@@ -162,7 +162,8 @@ class SharedWindow(WindowLayout):
     ) -> None:  # fmt: skip
         self._comm, self._node, self._process = comm, node, os.getpid()
         self.full = ""
-        self._kept: dict[int, int] | None = None if place is None else {}  # bytes reserved behind a place, by need
+        # by offset: bytes reserved behind it, if they are reserved on demand
+        self._kept: dict[int, int] | None = None if place is None else {}
         self._fences = None if platform.machine() in ("x86_64", "AMD64") else MPI.Win.Allocate(8, comm=MPI.COMM_SELF)
         if self._fences:
             self._fences.Lock_all(MPI.MODE_NOCHECK)
@@ -195,7 +196,7 @@ class SharedWindow(WindowLayout):
             file.give_back(at, self.total)
             if size == MIN_ARENA_BYTES:
                 return False
-            at += -(-self.total // PAGE) * PAGE  # who is late gives back nothing of the next
+            at += -(-self.total // PAGE) * PAGE  # the next place lies behind, so a late rank gives back nothing of it
             size = max(size // 2 // PAGE * PAGE, MIN_ARENA_BYTES)
 
     def _open_elsewhere(self, strict: bool) -> None:
@@ -327,10 +328,10 @@ class SharedWindow(WindowLayout):
         _open.discard(self)
         pages = self._pages
         pages.lefts[pages.rank] = WENT_ON if went_on else DROPPED
-        with _fence:  # of two ranks that leave at the same time, one sees the other
+        with _fence:  # a fence: of two ranks that leave at once, one sees the other
             (pages.fence or int)()
         last = all(int(pages.lefts[r]) in (DROPPED, WENT_ON) for r in self.here)
-        if last or not pages.lefts[pages.rank]:  # which the last rank has given back as this one looked
+        if last or not pages.lefts[pages.rank]:  # the last rank has given the memory back meanwhile
             self.file.give_back(self._at, self.total)  # though this or another rank may still have a view
         del self.bytes, self.counters, self._pages, self.file
         if self._fences:
@@ -338,8 +339,8 @@ class SharedWindow(WindowLayout):
             self._fences.Free()
 
 
-_fence = threading.Lock()  # taking it is a fence, where the machine has loads overtake stores
-_open: weakref.WeakSet[SharedWindow] = weakref.WeakSet()  # of this process
+_fence = threading.Lock()  # taking the lock is a fence, for machines whose loads overtake stores
+_open: weakref.WeakSet[SharedWindow] = weakref.WeakSet()  # the windows of this process
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""What calls in one shot send to other nodes, for the C executor: one message a node, announcement and data in one.
+"""Messages of calls in one shot between nodes, for the C executor: each has the announcement and the data of a node.
 
 The first rank of a node sends each other node the slots of its node's ranks, behind a line with the number and the
 fingerprint of the call (``program/partition.py`` lays them out), and marks that node's ranks as entered when theirs has
@@ -23,9 +23,9 @@ from .shared_window import SharedWindow
 
 NODE = names("call.h", "node_t")
 HEADER_BYTES = 64  # a line
-LAST_SECONDS = 1.0  # for what was sent and never received, of calls that were refused
+LAST_SECONDS = 1.0  # wait at the end for messages of refused calls, which nobody has received
 Words = NDArray[np.int64]
-Look = Callable[[int], int]  # of the address of nodes_t: whether nothing of its messages is under way
+Look = Callable[[int], int]  # (address of nodes_t): whether none of its messages is under way
 
 
 class NodeShots:
@@ -51,7 +51,7 @@ class NodeShots:
         self._requests: list[MPI.Prequest] = []
         self._others = [node for node in window.nodes if node != window.pages.here[0]]
         self._source = window.pages.here[0]
-        self.address = 0  # of nodes_t; 0: another rank sends
+        self.address = 0  # address of nodes_t; 0: another rank sends for this node
         if not messages.leads:
             return
         self._status = np.zeros(256, np.uint8)

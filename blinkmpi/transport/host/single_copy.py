@@ -41,7 +41,7 @@ def exported_channels(program: Program) -> dict[int, ExportedChunks]:
     call = program.call
     wide = bool(call.op) and accumulator_of(call.dtype) != dtype_of(
         call.dtype
-    )  # what is kept is rounded, what goes is not
+    )  # the stored value is rounded to dtype, the one that is sent is not
     found: dict[int, ExportedChunks] = {}
     for stage in program.stages:
         if stage.local is not None and not stage.ins:

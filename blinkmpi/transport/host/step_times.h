@@ -1,4 +1,4 @@
-/* What steps cost, for predictions (forecast/calibrate.py). */
+/* Time the steps of calls, for predictions (forecast/calibrate.py). */
 #pragma once
 #include "stages.h"
 

@@ -1,4 +1,4 @@
-"""What a program moves on one rank, by name of a counter: pure. What it does by row, for the trace."""
+"""Bytes that a program moves on one rank, by name of a counter; and what each of its rows does, for the trace."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def traffic_of(
 
     def readers(c: int) -> tuple[int, ...]:
         found = part.far[c].readers if c in part.far else program.channels[c].readers
-        return tuple(r for r in found if r != rank) if program.one_shot else found  # its own slot is no way
+        return tuple(r for r in found if r != rank) if program.one_shot else found  # a rank's own slot crosses no link
 
     def writer(c: int) -> int:
         return part.far[c].rank if c in comes else program.channels[c].writer
@@ -93,7 +93,7 @@ def names_of_blocks(moves: BlockMoves, rank: int) -> list[Name]:
     """The counters of calls of such blocks, of whatever lengths; in the order of block_kinds.h."""
     call: Name = ("collective", moves.collective)
     tree: Name = ("tree", moves.collective, moves.root, BLOCKS, rank)
-    ranks = range(len(moves.sends))  # what this one keeps is counted nowhere
+    ranks = range(len(moves.sends))  # a rank's own block is not counted
     out: list[Name] = [("link", rank, r) if r != rank else call for r in ranks]
     come: list[Name] = [("link", r, rank) if r != rank else call for r in ranks]
     return [call, tree, ("protocol", "slots"), ("protocol", "cma"), *out, *come]

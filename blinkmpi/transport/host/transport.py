@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and elsewhere
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
-BLOCK_PROGRAMS = 1024  # of calls of blocks, by their lengths
-LEAVE_SECONDS = 60.0  # that a rank waits at its end for the others, if the communicator is dead
+BLOCK_PROGRAMS = 1024  # calls of blocks that are kept, by their lengths
+LEAVE_SECONDS = 60.0  # at its end a rank waits so long for the others, if the communicator is dead
 
 
 class HostTransport(HostOutlook):
@@ -123,7 +123,7 @@ class HostTransport(HostOutlook):
         self.crowded = cores_of([self._hosts[r] for r in self.pages.here]) < node.size
         self._barrier.spins = self._spins = CROWDED_SPINS if self.crowded or several else SPINS
         tell_places(self._barrier, window)
-        self._nothing: dict[str, HostProgram] = {}  # by collective
+        self._nothing: dict[str, HostProgram] = {}  # by collective: programs of calls without elements
         self._blocks: LRU[tuple[object, ...], HostProgram] = LRU(BLOCK_PROGRAMS)
 
     @property
@@ -314,7 +314,7 @@ class HostTransport(HostOutlook):
         while outcome in (Outcome.EXPIRED, Outcome.ABORTED):
             self.look(seq, owed, time.monotonic() - since, timeout_s)
             outcome, moved = attempt(slice_s)
-            if moved:  # nothing did during the last slice
+            if moved:  # the last slice was without progress, so that ended before it
                 since = time.monotonic() - slice_s
         return outcome
 
@@ -337,7 +337,7 @@ class HostTransport(HostOutlook):
         waits = owed()
         lost = [r for r in ended if r in waits]
         if lost:
-            self.raise_abort(seq)  # it may have said why, and left, since the look above
+            self.raise_abort(seq)  # the process may have reported an error, and ended, since the look above
         if lost or waited_s >= timeout_s:
             raise self.peers.timeout_error(seq, waits, lost, waited_s)
 
@@ -347,7 +347,7 @@ class HostTransport(HostOutlook):
         Args:
             fault: the number of the system's error.
         """
-        time.sleep(2 * LOOK_SECONDS)  # the end of the process shows by then, and the launcher knows of it, too
+        time.sleep(2 * LOOK_SECONDS)  # by then the end of the process is visible, also to the launcher
         self.raise_abort(seq)
         return self.peers.unreadable_error(seq, self.rank, rank, fault)
 
@@ -400,5 +400,5 @@ class HostTransport(HostOutlook):
             self.messages.close()
         self.recorder.close()
         self._blocks.clear()
-        del self.records  # whose pages lie in the window
+        del self.records  # the records are views of the window
         self.window.close(went_on=went_on)

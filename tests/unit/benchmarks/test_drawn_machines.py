@@ -61,8 +61,3 @@ def test_refusals_are_judged_by_reachability(bench: ModuleType) -> None:
     assert not bench.possible(cut, "broadcast", 0)
     assert bench.possible(cut, "broadcast", 1) == bench.possible(cut, "scatter", 1)
     assert not bench.possible(cut, "allreduce", 0)
-
-
-def test_the_page_is_what_the_results_say(bench: ModuleType) -> None:
-    page = bench.PAGE.read_text()
-    assert bench.with_tables(page, {"random": bench.table(json.loads(bench.RESULT.read_text()))}) == page

@@ -1,8 +1,7 @@
-"""Simulated sums in switches beside published ones: each has a source, and the page has the file's table."""
+"""Simulated sums in switches beside published ones: each has a source."""
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -30,11 +29,10 @@ def test_every_published_figure_has_who_said_it_and_where(bench: ModuleType) -> 
         assert figure["without"] == sorted(figure["without"])
 
 
-def test_the_file_is_of_the_published_figures_and_the_page_has_its_table(bench: ModuleType) -> None:
+def test_the_file_is_of_the_published_figures(bench: ModuleType) -> None:
     found = json.loads(bench.RESULT.read_text())
     figures = json.loads(bench.PUBLISHED.read_text())["figures"]
     assert [{k: row[k] for k in figure} for row, figure in zip(found["rows"], figures, strict=True)] == figures
-    assert bench.table(found) in import_module("methods").PAGE.read_text()
 
 
 def test_the_simulator_says_today_what_the_file_says(bench: ModuleType) -> None:

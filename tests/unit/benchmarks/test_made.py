@@ -41,6 +41,7 @@ def test_a_table_of_the_page_has_the_numbers_of_its_file() -> None:
     text = made.made("measurements")["all"]
     assert f"## {name}" in text
     assert f"measurements.md#{anchor(name)}" in made.made("performance")["cpu-ranks"]
+    assert "| A100 | 8 |" in made.made("planner")["catalogue"]
 
 
 @pytest.mark.parametrize(

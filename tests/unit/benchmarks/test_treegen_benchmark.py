@@ -73,11 +73,3 @@ def test_the_file_and_the_picture(bench: ModuleType, tmp_path: Path, capsys: pyt
         assert word in svg
     assert bench.main(["--plot", "-o", str(file)]) == 0
     assert (tmp_path / "treegen.svg").read_text() == svg
-
-
-def test_the_page_is_what_the_results_say(bench: ModuleType) -> None:
-    """No number of docs/treegen.md was typed."""
-    found = json.loads(bench.RESULT.read_text())
-    page = bench.PAGE.read_text()
-    assert bench.with_tables(page, {"catalogue": bench.table(found)}) == page
-    assert "| A100 | 8 |" in page

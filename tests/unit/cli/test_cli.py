@@ -357,7 +357,7 @@ def test_errors_are_one_line_and_code_2(blink: Any, text: str, message: str) -> 
 
 
 def test_version_and_help(blink: Any) -> None:
-    assert blink("--version")[:2] == (0, "blinkmpi 0.1.0\n")
+    assert blink("--version")[:2] == (0, "blinkmpi 0.2.0\n")
     code, out, _ = blink("--help")
     assert code == 0
     assert all(name in out for name in ("topo", "plan", "explain", "simulate", "subsets", "bench"))

@@ -84,8 +84,7 @@ def test_which_gpus_a_process_was_given(data: st.DataObject, job: dict[str, str]
 
 SETTINGS = {"DEBUG": "INFO", "TIMEOUT": "1.5", "BUFFSIZE": "8388608", "NODES": "4+4", "CMA_NTHREADS": "2",
             "CMA_DISABLE": "1", "EXECUTOR": "numpy", "CUDA_AWARE": "0", "GATE_FROM": "1048576",
-            "END_WITH_LAUNCHER": "1",
-            "TRACE": "t.json", "TRACE_EVENTS": "1024", "TIMES": "1"}  # fmt: skip
+            "END_WITH_LAUNCHER": "1", "TRACE": "t.json", "TRACE_EVENTS": "1024", "TIMES": "1"}  # fmt: skip
 
 
 @many

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import blinkmpi
 from tests.harness import ROOT, run_command
@@ -129,11 +130,16 @@ def test_the_wheel_holds_every_file_of_the_package_once(build: Build) -> None:
     for path in sources(*PACKAGE):
         wanted["/".join([*PACKAGE[path.parts[0]].split("."), *path.parts[1:]])] = ROOT / path
     with zipfile.ZipFile(build.wheel) as archive:
-        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        everything = [name for name in archive.namelist() if ".dist-info/" not in name]
+        pages = {name.partition("/share/doc/blinkmpi/")[2]: name for name in everything if ".data/data/" in name}
+        names = [name for name in everything if name not in pages.values()]
         assert sorted(names) == sorted(wanted)
         assert not [name for name in names if archive.read(name) != wanted[name].read_bytes()]
         assert not [info.filename for info in archive.infolist() if info.external_attr >> 28 not in (0o10, 0)], "a link"
         assert "kernels" in " ".join(name for name in names if name.endswith(".cu")), "the kernels' sources"
+        assert set(pages) >= {"README.md", "CHANGES.md", "SECURITY.md", "docs/index.md", "docs/ring.svg"}
+        assert set(pages) >= {f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")}
+        assert not [page for page, name in pages.items() if archive.read(name) != (ROOT / page).read_bytes()]
 
 
 @pytest.mark.slow
@@ -173,7 +179,39 @@ def test_the_metadata_is_what_setup_says(build: Build) -> None:
     assert named
     assert all(version in pythons for version in named)
     assert found["Description-Content-Type"] == "text/markdown"
-    assert found.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    text, whole = str(found.get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [url for url in re.findall(r"\]\(([^)]*)\)", text) if not url.startswith("https://")] == []
+    assert text.count("\n") >= whole.count("\n") - 2, "a picture and the line below it"
+    assert re.search(r"^- Tutorial: ", text, re.MULTILINE), "the text of a link stays"
+
+
+def test_the_locked_file_has_what_the_tests_need_with_hashes() -> None:
+    text = (ROOT / "tests" / "requirements.txt").read_text(encoding="utf-8")
+    blocks = re.split(r"\n(?=\w)", text.partition("\n")[2])
+    locked: dict[str, set[str]] = {}
+    for block in blocks:
+        requirement, hashes = Requirement(block.partition("\\")[0]), block.count("--hash=sha256:")
+        assert hashes, block
+        (pin,) = requirement.specifier
+        assert pin.operator == "=="
+        locked.setdefault(canonicalize_name(requirement.name), set()).add(pin.version)
+    setup = metadata()
+    extras = setup["extras_require"]
+    for line in (*setup["install_requires"], *extras["mpi"], *extras["test"]):
+        needed = Requirement(line)
+        versions = locked[canonicalize_name(needed.name)]
+        assert all(version in needed.specifier for version in versions), f"{line}: {versions}; make lock"
+
+
+def test_the_licences_of_what_is_installed_are_on_the_page() -> None:
+    setup, page = metadata(), (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w[^|]*) \| ([^|]*) \| ([^|]+) \|$", page.partition("| licence |")[2], re.MULTILINE)
+    told = {name: extras for names, extras, _ in rows for name in re.findall(r"[\w-]+", names)}
+    for line in setup["install_requires"]:
+        assert told[Requirement(line).name] == "always"
+    for extra in setup["extras_require"].keys() - {"docs", "quick", "test"}:
+        for line in setup["extras_require"][extra]:
+            assert f"`{extra}`" in told[Requirement(line).name], line
 
 
 # ---------------------------------------------------------------- installed

@@ -29,7 +29,7 @@ from blinkmpi.runtime import call_keys
 from blinkmpi.runtime.arguments import Prepared
 from blinkmpi.runtime.buffers import parse
 from blinkmpi.runtime.cuda import in_flight
-from blinkmpi.runtime.cuda.aware import agree, claimed, ladder, words
+from blinkmpi.runtime.cuda.aware import agree, answers_of, claimed, words
 from blinkmpi.runtime.cuda.buffers import device_buffer, stream_address
 from blinkmpi.runtime.cuda.call import CudaCall
 from blinkmpi.runtime.cuda.calls import CudaCalls
@@ -359,23 +359,23 @@ class Info(dict[str, str]):
         self.clear()
 
 
-def test_the_ladder_asks_every_rung_and_believes_none_blindly() -> None:
+def test_every_source_is_asked_and_none_is_believed_blindly() -> None:
     mpi = SimpleNamespace(
         COMM_WORLD=SimpleNamespace(Get_info=lambda: Info(mpi_memory_alloc_kinds="system,cuda:device"))
     )
     env = {"MV2_USE_CUDA": "0", "MPICH_GPU_SUPPORT_ENABLED": "1"}
-    assert dict(ladder(mpi, "/nowhere/libmpi.so", env)) == {
+    assert dict(answers_of(mpi, "/nowhere/libmpi.so", env)) == {
         "MV2_USE_CUDA": "no", "mpi_memory_alloc_kinds": "yes", "MPIX_Query_cuda_support": "absent",
         "MPICH_GPU_SUPPORT_ENABLED": "yes",
     }  # fmt: skip
     silent = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_info=Info))
-    assert dict(ladder(silent, "", {})) == {"mpi_memory_alloc_kinds": "absent", "MPIX_Query_cuda_support": "absent"}
+    assert dict(answers_of(silent, "", {})) == {"mpi_memory_alloc_kinds": "absent", "MPIX_Query_cuda_support": "absent"}
 
 
 def test_the_users_word_is_above_all_others() -> None:
     mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_info=lambda: Info(mpi_memory_alloc_kinds="system,cuda")))
-    assert claimed(ladder(mpi, "", {}))
-    denied = ladder(mpi, "", {"BLINKMPI_CUDA_AWARE": "0"})
+    assert claimed(answers_of(mpi, "", {}))
+    denied = answers_of(mpi, "", {"BLINKMPI_CUDA_AWARE": "0"})
     assert not claimed(denied)
     assert words(denied).startswith("BLINKMPI_CUDA_AWARE: no; mpi_memory_alloc_kinds: yes")
     assert claimed((("BLINKMPI_CUDA_AWARE", "yes"), ("MPIX_Query_cuda_support", "no")))

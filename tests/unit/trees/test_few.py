@@ -1,12 +1,9 @@
 """Few and shallow trees: limits kept, rates as good as brute force, minimal counts proved on all DGX-1 subsets."""
 
-import json
-import runpy
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -196,11 +193,3 @@ def test_weights_are_exact() -> None:
     shapes = all_spanning_trees(caps)
     assert shapes
     assert few.rate_of(best_weights(caps, shapes)) == Fraction(24, 7)
-
-
-def test_the_page_is_what_the_results_say() -> None:
-    """No number of docs/treegen.md was typed."""
-    methods = runpy.run_path(str(Path(__file__).resolve().parents[3] / "benchmarks" / "planner" / "methods.py"))
-    page = methods["PAGE"].read_text()
-    found = json.loads(methods["RESULT"].read_text())
-    assert methods["with_tables"](page, methods["tables"](found)) == page
