@@ -385,7 +385,7 @@ class CudaTransport:
         at = fingerprint_at(self.n)
         text = loaded.called.words
         launches = [(p.args, p.args[at], p.kernel.launcher(p.grid, p.block, stream, p.params, text)) for p in parts]
-        if gate := self.gate_of(loaded, nbytes):
+        if self._gate and (gate := self.gate_of(loaded, nbytes)):
             launch = gate.launcher(1, GATE_THREADS, stream, loaded.params, f"the gate of {text}")
             launches.insert(0, (*launches[0][:2], launch))
         tables = [p.table for p in parts if p.table]
