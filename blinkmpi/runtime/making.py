@@ -49,7 +49,7 @@ class CallMaker:
     def _make_bound(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         sequence, cuda = self.sequence, self.cuda
         repeats = method.repeats(args)
-        given = args if repeats or cuda is None else spread_out(args)  # of lengths in GPU memory
+        given = args if repeats else spread_out(args) if cuda is not None else None  # of lengths in GPU memory
         key = key_of(method.prepare, given, stream, method.buffers) if given and timeout_s is None else None
         bound = self.binder.calls.find(key) if key is not None else None
         if bound is None:
