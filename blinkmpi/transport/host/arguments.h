@@ -156,8 +156,9 @@ static int read_one(arguments_t *r, const types_t *types, const gpu_t *gpu, PyOb
     }
     return 1;
   }
-  argument_t a;
-  const int kind = read_array(gpu, object, &a);
+  argument_t a = {NULL}; /* what cannot be read leaves it so */
+  int kind = read_array(gpu, object, &a);
+  if (kind < 0 && nested && is_buffer && a.object && !a.elements) kind = a.flags <= -TENSORS ? OF_TORCH : OF_CUPY; /* of empty blocks */
   if (kind > ON_HOST && kind == r->library && !is_buffer && nested) { /* lengths in GPU memory, where they are */
     a.data = (char *)a.at, a.at = 0;
     return found_by(r, a);
@@ -222,7 +223,7 @@ static int read_arguments(arguments_t *r, const types_t *types, const gpu_t *gpu
   int64_t *to = key->apart;
   for (int64_t i = 0; i < MOST_BUFFERS; i++)
     for (int64_t j = i + 1; j < MOST_BUFFERS; j++) *to++ = j < r->buffered ? apart(r->buffers + i, r->buffers + j) : 0;
-  if (key->arrays == 2) key->apart[0] = r->arrays[0]->at == r->arrays[1]->at;
+  if (key->arrays == 2) key->apart[0] = r->arrays[0]->at == r->arrays[1]->at && r->arrays[0]->elements && r->arrays[1]->elements;
   return 1;
 }
 

@@ -143,7 +143,7 @@ static int may_launch(gpu_t *g, const launch_t *l, uint64_t seq, const argument_
       arrays[0]->at < arrays[1]->at + (uint64_t)arrays[1]->elements && arrays[1]->at < arrays[0]->at + (uint64_t)arrays[0]->elements)
     return 0; /* they overlap, and not as those for which Python has allowed it, if it has */
   for (int i = 0; i < n; i++)
-    if (!arrays[i]->region && !is_here(g, l, arrays[i]->at)) return 0;
+    if (arrays[i]->elements && !arrays[i]->region && !is_here(g, l, arrays[i]->at)) return 0;
   return (!l->asks && !*l->chain) || (!l->capturing(l->stream, &captured) && !captured);
 }
 

@@ -149,6 +149,9 @@ def test_what_c_leaves_to_python(comm: MPI.Intracomm) -> None:
             assert driver["launches"] == launches
         assert not made_by_c(ours, lambda: call([x, ([5, 6], [100, 0])], [y, ([5, 6], [100, 0])]))  # not in order
         assert made_by_c(ours, lambda: call([x, [1, 2]], [y, [1, 2]]))
+        assert made_by_c(ours, lambda: call([x, [1, 0]], [y[:1], [1, 0]]))
+        for nothing in ([x, x[:0]], [x[:0], y], [x[:0], y[:0]]):  # a rank that gets nothing, as one without tokens
+            assert made_by_c(ours, lambda nothing=nothing: call([nothing[0], [0, 0]], [nothing[1], [0, 0]]))
 
 
 @mpi(ranks=(2,), timeout=60)
