@@ -17,7 +17,7 @@
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make clients  programs and tests of others with blinkmpi and without, from PyPI and GitHub (HEAT_GIT=its repository)
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
-#   make mutants  47 seeded faults, each of which a test must catch: how strong the tests are
+#   make mutants  49 seeded faults, each of which a test must catch: how strong the tests are
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
 #   make paper   the figures of the Blink paper anew: results and pictures (FIGURE=trees for one)
 #   make wheel   dist/*.tar.gz, and dist/*.whl made from it
