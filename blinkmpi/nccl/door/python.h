@@ -47,8 +47,9 @@ static void ask_python(const char *path, char *reason, size_t bytes) {
                               "    from blinkmpi.nccl.inside import serve\n"
                               "    serve('%s')\n"
                               "except BaseException as error:\n"
-                              "    import ctypes\n"
-                              "    text = f'{type(error).__name__}: {error}'.encode()[:%zu] + b'\\0'\n"
+                              "    import ctypes, sys\n"
+                              "    more = f'; install blinkmpi[cuda13] for {sys.executable}' if isinstance(error, ImportError) else ''\n"
+                              "    text = f'{type(error).__name__}: {error}{more}'.encode()[:%zu] + b'\\0'\n"
                               "    ctypes.memmove(%llu, text, len(text))\n",
                               path, bytes - 1, (unsigned long long)(uintptr_t)reason);
   reason[0] = 0;

@@ -219,7 +219,7 @@ def test_a_rank_whose_python_lacks_a_package_leaves_all_with_nccl(folder: Path, 
     (tmp_path / "sitecustomize.py").write_text(LACKS)
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     found = ranks(folder, 2, {}, {0: {"FAKE": "1"}, 1: path})
-    assert "stay NCCL's: ImportError: no blinkmpi.nccl.inside here" in found[1].errors
+    assert "stay NCCL's: ImportError: no blinkmpi.nccl.inside here; install" in found[1].errors
     assert "rank 1 has not opened its GPU and will not" in found[0].errors
     assert [(rank.code, rank.told["state"], rank.told["ours"]) for rank in found] == [(0, "NCCL's", 0)] * 2
 
