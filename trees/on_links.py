@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from .answer import TIERS, UNPACKED, checked, nothing, packing_of
-from .baselines import few, groups, ilp, mwu, rings
+from .baselines import few, ilp, mwu, rings
 from .cluster import assembly, hierarchy
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.automorphism import automorphism, moved_by
@@ -61,7 +61,6 @@ METHODS: dict[str, Method] = {
     "few": Method("few", "few or shallow trees", mwu.fits, few.plan),
     "shallow": Method("shallow", "trees of least depth", shallow.fits, shallow.plan, all_to_all=True),
     "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan),
-    "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan),
     "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,
                      lambda t: hybrid.plan(t, lambda part: pack_on_links(part, "auto")), all_to_all=True),
 }  # fmt: skip

@@ -3,6 +3,5 @@
 ``mwu``     method ``mwu``: packing by multiplicative weights, Blink's first stage
 ``ilp``     method ``mwu+ilp``: fewer trees by integer programming, its second stage
 ``few``     method ``few``: limits on number and depth; ``pool`` finds candidates on large graphs
-``groups``  method ``groups``: the paper's early protocol
 ``rings``   method ``rings``: what NCCL builds
 """
