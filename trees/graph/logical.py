@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import gcd, lcm
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +31,11 @@ class LogicalGraph(msgspec.Struct, frozen=True, dict=True):
         for (u, v), ways in self.routes.items():
             cap[u, v] = sum(units for _, units in ways)
         return cap
+
+    def as_fabric(self, f: Fabric) -> Fabric:
+        """The arcs as links between the ranks of the fabric that it is made of; capacities are units."""
+        units = {arc: sum(units for _, units in ways) for arc, ways in self.routes.items()}
+        return Fabric(f.topology, f.kinds, units)
 
 
 _LOGICAL: Kept[bool, LogicalGraph] = Kept()  # by whether it is of rails
@@ -104,10 +109,13 @@ class WeightedTree(NamedTuple):
         return depth_of(self.root, self.arcs)
 
 
-def recentre(tree: WeightedTree) -> WeightedTree:
+Rooted = TypeVar("Rooted", SpanningTree, WeightedTree)
+
+
+def recentre(tree: Rooted) -> Rooted:
     """The same undirected tree, rooted where it is shallowest; the lowest such rank."""
     near = neighbours_of(tree.arcs) or {tree.root: []}
-    rooted = (WeightedTree(r, arcs_from(r, near), tree.weight) for r in sorted(near))
+    rooted = (tree._replace(root=r, arcs=arcs_from(r, near)) for r in sorted(near))
     return min(rooted, key=lambda t: (t.depth, t.root))
 
 
