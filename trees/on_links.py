@@ -161,7 +161,7 @@ def _by_symmetry(problem: Problem, name: str) -> Solution | None:
 
 def finished(problem: Problem, name: str, found: Solution) -> Packing:
     """The solution of method ``name`` as a packing, with the bound of the links that it used; not yet verified."""
-    used = _used(problem, found)
+    used = problem if found.fabric is None else problem.on(found.fabric)
     links, why = "+".join(used.fabric.kinds), found.why or METHODS[name].why
     proved = found.trees, found.rate, used.proof(found.rate)
     scheme = found.scheme or METHODS[name].scheme
@@ -169,11 +169,6 @@ def finished(problem: Problem, name: str, found: Solution) -> Packing:
     return packing_of(
         used.fabric.topology, problem.collective, problem.root, name, links, proved, why, scheme, late=late
     )
-
-
-def _used(problem: Problem, found: Solution) -> Problem:
-    """The problem on the links that a solution uses."""
-    return problem if found.fabric is None else problem.on(found.fabric)
 
 
 def candidates(problem: Problem) -> tuple[str, ...]:

@@ -99,12 +99,10 @@ def _problem(topology: Topology, collective: str, root: int, deadline: Deadline)
 
 def _point(problem: Problem, depth: int, *, first: bool) -> DepthPoint | None:
     """The best packing of one depth, verified; of the least depth there is one in any case."""
-    best = shallow.best(problem, depth)
-    found = shallow.plan(problem) if best is None and first else best and best.found
+    found, proof = shallow.best(problem, depth) or (shallow.plan(problem) if first else None, None)
     if found is None or isinstance(found, str):
         return None
     packing = verify(finished(problem, "shallow", found), problem.fabric.topology)
-    proof = None if best is None else best.proof
     if proof is not None:
         verify_depth(packing, proof, depth, problem.fabric.topology)
     return DepthPoint(depth, packing, proof)

@@ -90,7 +90,7 @@ def _by_flows(f: Fabric, collective: str, root: int, deadline: Deadline, groups:
         only = root if collective in ("gather", "scatter") else None
         side = cuts_by_flow.ratio_side(f, only, set(start.parts[0]), deadline, reverse=not away)
         found = _ratio(f, side, outward=away)
-    return min(found, start, key=lambda c: c.capacity_mbps / c.divisor)
+    return min(found, start, key=lambda c: c.bound)
 
 
 def quick(f: Fabric, collective: str, root: int, groups: Families = ()) -> Certificate:
@@ -136,7 +136,7 @@ def _all_pairs(f: Fabric) -> Certificate:
     cut = _ratio(f, set(side.vertices) if outward else set(_rest(f, side)), outward=True, to_each=True)
     priced = prices_certificate(f, "alltoall", -1, dict.fromkeys(f.arcs, 1))
     assert priced is not None
-    return min(cut, priced, key=lambda c: c.capacity_mbps / c.divisor)
+    return min(cut, priced, key=lambda c: c.bound)
 
 
 def _quick_partition(f: Fabric, families: list[list[CutSide]]) -> Certificate:
