@@ -156,7 +156,8 @@ def _likely(f: Fabric, groups: Families) -> list[list[CutSide]]:
     """Every rank alone, then the vertices of every node if there are several, then the groups."""
     found: list[list[CutSide]] = []
     ranks: Sequence[tuple[int, ...]] = [(r,) for r in range(f.n)]
-    for some in (ranks, *([_nodes(f)] if len(f.topology.nodes) > 1 else []), *groups):
+    nodes = [[tuple(some) for some in f.by_node().values()]] if len(f.topology.nodes) > 1 else []
+    for some in (ranks, *nodes, *groups):
         at = {v: i for i, group in enumerate(some) for v in group}
         out, into = [0] * len(some), [0] * len(some)
         for (u, v), c in f.arcs.items():
@@ -170,18 +171,6 @@ def _likely(f: Fabric, groups: Families) -> list[list[CutSide]]:
             [CutSide(frozenset(g), sum(v < f.n for v in g), o, i) for g, o, i in zip(some, out, into, strict=True)]
         )
     return found
-
-
-def _nodes(f: Fabric) -> list[tuple[int, ...]]:
-    """The vertices of every node, the switches of the network left out."""
-    t = f.topology
-    groups: dict[int, list[int]] = {node: [] for node in t.nodes}
-    for v in f.vertices:
-        if v < t.n:
-            groups[t.devices[v].node].append(v)
-        elif t.switches[v - t.n].kind != "net" and t.switches[v - t.n].node in groups:
-            groups[t.switches[v - t.n].node].append(v)
-    return [tuple(group) for group in groups.values()]
 
 
 def _cut(f: Fabric, side: set[int], *, away: bool) -> Certificate:

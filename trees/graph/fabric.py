@@ -93,6 +93,14 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
             near[u].append(v)
         return {u: tuple(sorted(vs)) for u, vs in near.items()}
 
+    def by_node(self) -> dict[int, list[int]]:
+        """The vertices of every node, without the switches between nodes."""
+        found: dict[int, list[int]] = {node: [] for node in self.topology.nodes}
+        for v in self.vertices:
+            if (node := self.topology.homes[v]) in found:
+                found[node].append(v)
+        return found
+
     def reached(self, start: int) -> set[int]:
         """The vertices that bytes from ``start`` can reach, ranks relaying."""
         seen, todo = {start}, [start]

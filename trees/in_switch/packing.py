@@ -112,10 +112,9 @@ def _between_nodes(f: Fabric, sharp: Sequence[int]) -> list[Certificate]:
     """The bound of the nodes as classes, if all switches that fold and copy are in one: trees join k of them k - 1
     times."""
     t = f.topology
-    home = [d.node for d in t.devices] + [s.node if s.kind != "net" else -1 for s in t.switches]
-    if len(t.nodes) < 2 or any(home[v] not in t.nodes for v in sharp):
+    if len(t.nodes) < 2 or any(t.homes[v] not in t.nodes for v in sharp):
         return []
-    return [partition_certificate(f, [tuple(v for v in f.vertices if home[v] == node) for node in t.nodes])]
+    return [partition_certificate(f, [tuple(some) for some in f.by_node().values()])]
 
 
 class _Program:
