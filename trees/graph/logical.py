@@ -7,6 +7,7 @@ uniform share for every pair). The planners pack trees into the logical graph; :
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from math import gcd, lcm
 from typing import NamedTuple, TypeVar
 
@@ -139,6 +140,12 @@ def arcs_from(root: int, near: dict[int, list[int]]) -> tuple[Arc, ...]:
                 queue.append(v)
                 arcs.append((u, v))
     return tuple(arcs)
+
+
+def hops_of(path: Path, n: int) -> tuple[Edge, ...]:
+    """Cut a path over vertices into hops between ranks, of which there are ``n``."""
+    at = [i for i, v in enumerate(path) if v < n]
+    return tuple(Edge(path[a], path[b], path[a : b + 1]) for a, b in pairwise(at))
 
 
 def ordered(root: int, parent: Sequence[int]) -> tuple[Arc, ...]:
