@@ -18,6 +18,7 @@ discrete Newton steps (:mod:`~..graph.cuts_by_flow`). :func:`quick` is the best 
 bound, and where a packing meets it, the best one.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain
@@ -30,7 +31,7 @@ from ...topology.model import Topology
 from ...util.text import plural
 from ..deadline import NEVER, Deadline
 from ..graph import cuts, cuts_by_flow
-from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
+from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, leaving, name_of, subset_of
 from ..tree import ROOTED, Certificate, trivial
 from .prices import FAR, PATHS, cheapest
 
@@ -255,18 +256,11 @@ def _sides(t: Topology, parts: Iterable[Iterable[int]]) -> str:
 
 def _crossing(f: Fabric, parts: Iterable[Iterable[int]], factor: Fraction) -> str:
     """``2 nvlink lanes, 50 GB/s``: what leaves ``parts``, times ``factor``."""
-    member: dict[int, set[int]] = {}
-    for i, part in enumerate(parts):
-        for v in part:
-            member.setdefault(v, set()).add(i)
-    lanes: dict[str, int] = {}
-    mbps = 0
+    times, lanes, mbps = leaving(parts), Counter[str](), 0
     for k in f.topology.links:
-        if k.kind in f.kinds and k.src in member:
-            times = len(member[k.src] - member.get(k.dst, set()))
-            if times:
-                lanes[k.kind] = lanes.get(k.kind, 0) + k.lanes * times
-                mbps += k.mbps * times
+        if k.kind in f.kinds and (many := times(k.src, k.dst)):
+            lanes[k.kind] += k.lanes * many
+            mbps += k.mbps * many
     counts = {kind: count * factor for kind, count in sorted(lanes.items())}
     words = [f"{float(count):g} {kind} lane{'' if count == 1 else 's'}" for kind, count in counts.items()]
     return f"{' + '.join(words) or 'nothing'}, {float(mbps * factor) / 1000:g} GB/s"
