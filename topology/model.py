@@ -181,6 +181,12 @@ class Topology(Document, frozen=True, dict=True):
         """The nodes that hold devices, ascending."""
         return tuple(sorted({d.node for d in self.devices}))
 
+    @cached_property
+    def homes(self) -> tuple[int, ...]:
+        """The node of every vertex; -1 for a switch between nodes."""
+        switches = (-1 if s.kind == "net" else s.node for s in self.switches)
+        return (*(d.node for d in self.devices), *switches)
+
     def ranks_of(self, node: int) -> tuple[int, ...]:
         """Ranks on ``node``, ascending."""
         return tuple(r for r, d in enumerate(self.devices) if d.node == node)

@@ -94,15 +94,16 @@ def net_rates(topology: Topology) -> dict[int, int]:
     """MB/s of each node to the network, where that was measured."""
     found: Counter[int] = Counter()
     for link in topology.links:
-        if link.kind == "net" and link.origin == "measured" and (node := _node_of(topology, link.src)) >= 0:
+        if link.kind == "net" and link.origin == "measured" and (node := topology.homes[link.src]) >= 0:
             found[node] += link.mbps
     return dict(found)
 
 
 def with_net(topology: Topology, rates: Mapping[int, int]) -> Topology:
     """The machine with these rates between its nodes, divided evenly among the links of each node."""
-    ends = [(k, max(_node_of(topology, k.src), _node_of(topology, k.dst))) for k in topology.links]
-    many = Counter(node for k, node in ends if k.kind == "net" and _node_of(topology, k.src) >= 0)
+    home = topology.homes
+    ends = [(k, max(home[k.src], home[k.dst])) for k in topology.links]
+    many = Counter(node for k, node in ends if k.kind == "net" and home[k.src] >= 0)
     links = [
         replace(k, lanes=1, lane_mbps=max(1, rates[node] // many[node]), origin="measured")
         if k.kind == "net" and node in rates
@@ -110,8 +111,3 @@ def with_net(topology: Topology, rates: Mapping[int, int]) -> Topology:
         for k, node in ends
     ]
     return replace(topology, links=tuple(links))
-
-
-def _node_of(topology: Topology, vertex: int) -> int:
-    """The node of a device or switch; -1 for a switch between nodes."""
-    return topology.devices[vertex].node if vertex < topology.n else topology.switches[vertex - topology.n].node

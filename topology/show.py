@@ -132,7 +132,7 @@ def _tree(topology: Topology) -> Tree:
 def _parents(topology: Topology) -> dict[int, int]:
     """The parent of every device and PCIe switch: a switch of its node, as near to a CPU socket as its links allow."""
     n, near = topology.n, _neighbours(topology)
-    node_of = [*(d.node for d in topology.devices), *(s.node for s in topology.switches)]
+    node_of = topology.homes
     kind_of = ["device"] * n + [s.kind for s in topology.switches]
     parent: dict[int, int] = {}
     placed: set[int] = set()

@@ -11,7 +11,7 @@
 ``patterns/``  fixed patterns: one-hop stars, chains, one shared memory; shallow trees; two kinds of links at once
 ``cluster/``   several boxes on a network: spanning trees over all of them
 ``in_switch/`` AllReduce with sums in the switches (SHARP): planned and simulated, never part of a job's plan
-``baselines/`` what is only taken by name: Blink's own stages, few trees, the early protocol, NCCL's rings
+``baselines/`` what is only taken by name: Blink's own stages, few trees, NCCL's rings
 
 Everything here is a pure function of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, no I/O.
 """

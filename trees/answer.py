@@ -24,7 +24,7 @@ def packing_of(
         late: whether the time for planning is over.
     """
     trees, rate, certificate = proved
-    bound = certificate.capacity_mbps / certificate.divisor
+    bound = certificate.bound
     reason = f"{name}: {why}"
     if certificate.kind != "trivial":
         reason += "; " + ("meets the bound" if rate == bound else f"{float(rate / bound):.1%} of the bound")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from .answer import TIERS, UNPACKED, checked, nothing, packing_of
-from .baselines import few, groups, ilp, mwu, rings
+from .baselines import few, ilp, mwu, rings
 from .cluster import assembly, hierarchy
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.automorphism import automorphism, moved_by
@@ -61,7 +61,6 @@ METHODS: dict[str, Method] = {
     "few": Method("few", "few or shallow trees", mwu.fits, few.plan),
     "shallow": Method("shallow", "trees of least depth", shallow.fits, shallow.plan, all_to_all=True),
     "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan),
-    "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan),
     "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,
                      lambda t: hybrid.plan(t, lambda part: pack_on_links(part, "auto")), all_to_all=True),
 }  # fmt: skip
@@ -162,7 +161,7 @@ def _by_symmetry(problem: Problem, name: str) -> Solution | None:
 
 def finished(problem: Problem, name: str, found: Solution) -> Packing:
     """The solution of method ``name`` as a packing, with the bound of the links that it used; not yet verified."""
-    used = _used(problem, found)
+    used = problem if found.fabric is None else problem.on(found.fabric)
     links, why = "+".join(used.fabric.kinds), found.why or METHODS[name].why
     proved = found.trees, found.rate, used.proof(found.rate)
     scheme = found.scheme or METHODS[name].scheme
@@ -170,11 +169,6 @@ def finished(problem: Problem, name: str, found: Solution) -> Packing:
     return packing_of(
         used.fabric.topology, problem.collective, problem.root, name, links, proved, why, scheme, late=late
     )
-
-
-def _used(problem: Problem, found: Solution) -> Problem:
-    """The problem on the links that a solution uses."""
-    return problem if found.fabric is None else problem.on(found.fabric)
 
 
 def candidates(problem: Problem) -> tuple[str, ...]:

@@ -13,10 +13,9 @@ from ..errors import ArgumentError
 from ..topology.model import Topology
 from .answer import check_call
 from .baselines import few
-from .baselines.pool import least_depth
 from .bounds.verify import verify, verify_depth
 from .deadline import NEVER, Deadline
-from .exact.weights import best_weights, fewest_for, most_with, placed
+from .exact.weights import best_weights, fewest_for, placed
 from .graph.fabric import choose_links, shared_memory
 from .graph.logical import Capacities, SpanningTree
 from .on_links import METHODS, finished, pack_on_links
@@ -27,19 +26,17 @@ from .tree import Certificate, Packing
 NODES = 50
 
 
-def pareto(topology: Topology, collective: str, root: int = 0, *, search: bool = False) -> tuple[Packing, ...]:
+def pareto(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, ...]:
     """The front, fewest trees first: with numbers of trees where method ``few`` can plan, else by depth alone.
-
-    Args:
-        search: let integer programs search for better packings on small graphs, which takes seconds.
 
     Raises:
         ArgumentError: for an unknown collective or root, a barrier, one rank, or ranks that share one memory.
         TopologyError: if no links join the ranks. NoPackingError: for an AllToAll of too many ranks.
     """
     problem = _problem(topology, collective, root, NEVER.within(None))
-    if METHODS["few"].can(problem):
-        return front([verify(finished(problem, "few", some), topology) for some in _candidates(problem, search)])
+    shapes = few.candidates(problem.capacities) if METHODS["few"].can(problem) else None
+    if shapes is not None:
+        return front([verify(finished(problem, "few", some), topology) for some in _candidates(problem, shapes)])
     fastest = verify(pack_on_links(problem, "auto"), topology)
     return front([fastest, *(point.packing for point in by_depth(topology, collective, root))])
 
@@ -102,12 +99,10 @@ def _problem(topology: Topology, collective: str, root: int, deadline: Deadline)
 
 def _point(problem: Problem, depth: int, *, first: bool) -> DepthPoint | None:
     """The best packing of one depth, verified; of the least depth there is one in any case."""
-    best = shallow.best(problem, depth)
-    found = shallow.plan(problem) if best is None and first else best and best.found
+    found, proof = shallow.best(problem, depth) or (shallow.plan(problem) if first else None, None)
     if found is None or isinstance(found, str):
         return None
     packing = verify(finished(problem, "shallow", found), problem.fabric.topology)
-    proof = None if best is None else best.proof
     if proof is not None:
         verify_depth(packing, proof, depth, problem.fabric.topology)
     return DepthPoint(depth, packing, proof)
@@ -129,30 +124,26 @@ def front(packings: Sequence[Packing]) -> tuple[Packing, ...]:
     return tuple(kept)
 
 
-def _candidates(problem: Problem, search: bool) -> Iterator[Solution]:
+def _candidates(problem: Problem, shapes: Sequence[SpanningTree]) -> Iterator[Solution]:
+    """The best choices of all spanning trees: of the fewest for the best rate, and of each depth and number."""
     caps = problem.capacities
     best = few.fewest(problem).planned
     yield best
-    shapes, complete = few.candidates(caps, None)
-    ceiling = few.rate_of(best_weights(caps, shapes))
-    for depth in range(least_depth(caps), caps.n):
-        some = [s for s in shapes if s.depth <= depth] if complete else few.candidates(caps, depth)[0]
+    whole = best_weights(caps, shapes)
+    for depth in range(min(s.depth for s in shapes), caps.n):
+        some = [s for s in shapes if s.depth <= depth]
         weights = best_weights(caps, some)
         reached = few.rate_of(weights)
-        if complete and len(some) <= few.searched(caps) // 2:
+        if len(some) <= few.searched(caps) // 2:
             answer = fewest_for(caps, some, reached, nodes=NODES)
             if answer is not None and few.rate_of(answer.weights) == reached:
                 weights = answer.weights
         yield _planned(caps, some, weights)
-        for count, fewer in sorted(few.climb(caps, some, weights, len(weights)).items()):
-            better = most_with(caps, some, count, nodes=NODES) if search and len(some) <= few.searched(caps) else None
+        for _, fewer in sorted(few.climb(caps, some, weights, len(weights)).items()):
             yield _planned(caps, some, fewer)
-            if better is not None and better.weights:
-                yield _planned(caps, some, better.weights)
-        if reached >= ceiling:
+        if reached >= few.rate_of(whole):
             break
-    rest = best_weights(caps, shapes)
-    for _, fewer in sorted(few.climb(caps, shapes, rest, 2 * len(best.trees)).items()):
+    for _, fewer in sorted(few.climb(caps, shapes, whole, 2 * len(best.trees)).items()):
         yield _planned(caps, shapes, fewer)
 
 

@@ -145,7 +145,7 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
 
     def tighten(self, found: Certificate) -> None:
         """Use ``found`` as the certificate from now on if its bound is smaller."""
-        if found.capacity_mbps / found.divisor < self.bound:
+        if found.bound < self.bound:
             _BOUNDS.of(self.fabric)[self.collective, self.root] = found
 
     def tighten_by(self, prices: Mapping[Arc, int | Fraction]) -> None:
@@ -157,7 +157,7 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
     @property
     def bound(self) -> Fraction:
         """The best bound in MB/s."""
-        return self.certificate.capacity_mbps / self.certificate.divisor
+        return self.certificate.bound
 
     def proof(self, rate: Fraction) -> Certificate:
         """The certificate for a packing of this ``rate``: the cheap one if the rate meets it, else the best.
@@ -166,17 +166,17 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
         """
         likely = self.likely
         enough = CLOSE if self.n > MANY_RANKS else 1
-        return likely if rate >= enough * likely.capacity_mbps / likely.divisor else self.certificate
+        return likely if rate >= enough * likely.bound else self.certificate
 
     def close(self, rate: Fraction) -> bool:
         """Whether a rate is so close to the bound that many ranks are not planned for any further."""
         proof = self.proof(rate)
-        return rate >= CLOSE * proof.capacity_mbps / proof.divisor
+        return rate >= CLOSE * proof.bound
 
     def met(self, rate: Fraction) -> bool:
         """Whether no schedule on these links is faster than ``rate``."""
         proof = self.proof(rate)
-        return rate == proof.capacity_mbps / proof.divisor
+        return rate == proof.bound
 
     @property
     def by_paths(self) -> bool:

@@ -29,7 +29,7 @@ from ..transport.host.native_rows import rows_of
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Bounded
 from ..util.together import allgather
-from .rates import StepCost, StepRates, hardware_of, quartiles
+from .rates import StepCost, StepRates, hardware_of
 from .steps import TWO_THREADS, HostSteps, host_steps
 
 Bytes = NDArray[np.uint8]
@@ -81,7 +81,7 @@ def measured(
         samples.append((time.perf_counter() - start) / MEETINGS * 1e6)
     slowest = [max(row) for row in zip(*allgather(together, samples, list[float]), strict=True)]
     today = datetime.date.today().isoformat()
-    return StepRates(hardware_of(host.n, host.executor_reason), today, quartiles(slowest)[1], tuple(costs))
+    return StepRates(hardware_of(host.n, host.executor_reason), today, float(np.median(slowest)), tuple(costs))
 
 
 def _timed(host: HostTransport, together: Bounded, trial: Trial, buffers: tuple[Bytes, Bytes]) -> list[StepCost]:
@@ -104,7 +104,7 @@ def _timed(host: HostTransport, together: Bounded, trial: Trial, buffers: tuple[
     costs = []
     for kind in sorted({kind for found in everyone for kind in found}):
         ranks = [found[kind] for found in everyone if kind in found]
-        low, mid, high = quartiles(sum(row) / len(row) for row in zip(*ranks, strict=True))
+        low, mid, high = np.percentile([sum(row) / len(row) for row in zip(*ranks, strict=True)], (25, 50, 75)).tolist()
         costs.append(StepCost(call.collective, trial.in_place, call.nbytes, kind, mid, low, high))
     return costs
 

@@ -11,11 +11,11 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 
 from ..errors import FormatError, SettingsError
 from ..util.cache_folder import read_kept
@@ -87,7 +87,8 @@ class StepRates(Document, frozen=True):
             same,
         ):
             if matching:
-                return _between(sorted((c.nbytes, c.us) for c in matching), nbytes)
+                lengths, us = zip(*sorted((math.log(c.nbytes), c.us) for c in matching), strict=True)
+                return float(np.interp(math.log(max(1, nbytes)), lengths, us))
         return None
 
     def fastest_pass(self, nbytes: int) -> float | None:
@@ -113,15 +114,6 @@ def _operands(kind: str) -> int:
     """How many operands a step of a kind takes."""
     names = kind.rpartition(": ")[2].partition(" > ")[0].split("+")
     return sum(int("".join(filter(str.isdigit, name)) or 1) for name in names)
-
-
-def _between(points: list[tuple[int, float]], nbytes: int) -> float:
-    below = [p for p in points if p[0] <= nbytes]
-    above = [p for p in points if p[0] >= nbytes]
-    if not below or not above:
-        return (below[-1] if below else above[0])[1]
-    (a, low), (b, high) = below[-1], above[0]
-    return low if a == b else low + (high - low) * math.log(nbytes / a) / math.log(b / a)
 
 
 def hardware_of(ranks: int, executor: str) -> Hardware:
@@ -164,15 +156,3 @@ def read(path: Path, hardware: Hardware) -> StepRates | None:
             "measure here with blinkmpi tune"
         )
     return found
-
-
-def quartiles(values: Iterable[float]) -> tuple[float, float, float]:
-    """The lower quartile, the median and the upper quartile."""
-    found = sorted(values)
-
-    def at(part: float) -> float:
-        place = part * (len(found) - 1)
-        k = min(int(place), len(found) - 2) if len(found) > 1 else 0
-        return found[k] + (found[k + 1] - found[k]) * (place - k) if len(found) > 1 else found[0]
-
-    return at(0.25), at(0.5), at(0.75)

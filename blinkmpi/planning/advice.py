@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from math import comb, prod
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ..errors import ArgumentError, TopologyError
 from ..topology.model import Topology
@@ -16,7 +17,7 @@ from ..trees.packing import pack
 from ..trees.tree import Packing
 from ..util.codec import Value
 from ..util.text import plural, quoted
-from .subsets import ColouredGraph, coloured, isomorphic
+from .subsets import Allocations, classes
 
 COLLECTIVES = ("allreduce", "broadcast")
 MOST_SETS = 2_000  # that are looked at; GPUs that can be swapped count once
@@ -53,15 +54,6 @@ class Advice(Value, frozen=True):
     apart: int = 0
 
 
-class _Class(NamedTuple):
-    """What is known of a class before it is planned for."""
-
-    part: Topology
-    graph: ColouredGraph
-    gpus: tuple[int, ...]
-    alike: int
-
-
 def advise(topology: Topology, take: int, free: Sequence[int] | None = None, *, seconds: float | None = None) -> Advice:
     """The sets of ``take`` GPUs, up to symmetry, fastest AllReduce first, then the fastest broadcast.
 
@@ -81,45 +73,30 @@ def advise(topology: Topology, take: int, free: Sequence[int] | None = None, *, 
         least = "there must be two at least" if len(chosen) < 2 else f"take 2 to {len(chosen)}"
         raise ArgumentError(f"cannot take {plural(take, 'GPU')}: {there}; {least}")
     machine = topology.subset(chosen)
-    found, apart = _classes(machine, chosen, take)
+    found, apart = _classes(machine, take)
     if not found:
         raise TopologyError(
             f"{topology.name}: no {take} of GPUs {quoted(list(chosen))} are joined by links; take fewer, or free others"
         )
-    choices = [_planned(one, seconds) for one in found]
+    choices = [_planned(machine.subset(one.ranks), [chosen[r] for r in one.ranks], one.alike, seconds) for one in found]
     choices.sort(key=lambda c: (tuple(-rate for rate in c.rates), tuple(-rate for rate in c.rings), c.gpus))
     return Advice(take, chosen, tuple(choices), apart)
 
 
-def _classes(machine: Topology, chosen: Sequence[int], take: int) -> tuple[list[_Class], int]:
+def _classes(machine: Topology, take: int) -> tuple[list[Allocations], int]:
     """The classes of joined sets, and the number of sets that are not joined."""
     groups = like(machine)
-    number = ways([len(group) for group in groups], take)
+    sizes = [len(group) for group in groups]
+    number = ways(sizes, take)
     if number > MOST_SETS:
         raise ArgumentError(
             f"{machine.name}: {number} sets of {take} GPUs that may differ, more than the {MOST_SETS} that are looked "
             "at; choose from fewer GPUs with --from"
         )
-    kept: dict[object, list[_Class]] = {}
-    apart = 0
-    for counts in _counts([len(group) for group in groups], take):
-        ranks = sorted(r for group, k in zip(groups, counts, strict=True) for r in group[:k])
-        alike = prod(comb(len(group), k) for group, k in zip(groups, counts, strict=True))
-        part = machine.subset(ranks)
-        try:
-            links = choose_links(part, "allreduce", 0)
-        except TopologyError:
-            apart += alike
-            continue
-        graph = coloured(links)
-        same = kept.setdefault((links.kinds, tuple(sorted(graph.colours))), [])
-        for i, one in enumerate(same):
-            if isomorphic(graph, one.graph):
-                same[i] = one._replace(alike=one.alike + alike)
-                break
-        else:
-            same.append(_Class(part, graph, tuple(chosen[r] for r in ranks), alike))
-    found = sorted((one for same in kept.values() for one in same), key=lambda one: one.gpus)
+    found, apart = classes(machine, (
+        (sorted(r for group, k in zip(groups, counts, strict=True) for r in group[:k]), prod(map(comb, sizes, counts)))
+        for counts in _counts(sizes, take)
+    ))  # fmt: skip
     if len(found) > MOST_CLASSES:
         raise ArgumentError(
             f"{machine.name}: {len(found)} kinds of sets of {take} GPUs, more than the {MOST_CLASSES} that are planned "
@@ -174,17 +151,16 @@ def _counts(sizes: Sequence[int], take: int) -> Iterator[Counts]:
             yield (k, *rest)
 
 
-def _planned(one: _Class, seconds: float | None) -> GpuSet:
+def _planned(part: Topology, gpus: Sequence[int], alike: int, seconds: float | None) -> GpuSet:
     """Trees and rings for a class."""
-    part = one.part
     even = choose_links(part, "allreduce", 0).even
     trees = _slowest(part, even, lambda c, root: pack(part, c, root=root, seconds=seconds))
-    rates, links = tuple(p.rate for p in trees), trees[0].links
+    found = GpuSet(tuple(gpus), alike, tuple(p.rate for p in trees), trees[0].links)
     try:
         rings = _slowest(part, even, lambda c, root: pack(part, c, root=root, method="rings"))
     except (ArgumentError, TopologyError):
-        return GpuSet(one.gpus, one.alike, rates, links)
-    return GpuSet(one.gpus, one.alike, rates, links, tuple(p.rate for p in rings), rings[0].links)
+        return found
+    return replace(found, rings=tuple(p.rate for p in rings), ring_links=rings[0].links)
 
 
 def _slowest(part: Topology, even: bool, packed: Callable[[str, int], Packing]) -> list[Packing]:

@@ -116,8 +116,7 @@ def with_algorithms(
         for (registered, widened), rows in plan.kinds(collective, root).items():
             own = Rule(collective, first, one.scheme, chunk, depth, reason, ctas=ctas, registered=registered, root=root,
                        widened=widened)  # fmt: skip
-            kind = collective, root, registered, widened
-            known = [r for r in rules if (r.collective, r.root, r.registered, r.widened) == kind]
+            known = [r for r in rules if r.kind == own.kind]
             before = sorted(known or (replace(row, root=root) for row in rows), key=lambda row: row.min_bytes)
             kept = [row for row in before if row.min_bytes < first]
             if last:

@@ -65,10 +65,16 @@ def host_rules(
         rules += _link_rows(collective, root, choices, max(small, shot), several=several)
     if not wanted:
         return rules
-    kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0])]
-    lowest = {root: min(r.min_bytes for r in kept if r.root == root) for root in {r.root for r in kept}}
-    return [replace(r, min_bytes=0 if r.min_bytes == lowest[r.root] else r.min_bytes, reason="BLINKMPI_ALGO")
-            for r in kept]  # fmt: skip
+    return asked_for([r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0])])
+
+
+def asked_for(rules: Sequence[Rule]) -> list[Rule]:
+    """The rows that ``BLINKMPI_ALGO`` leaves, the first of each kind from 0 bytes on."""
+    lowest: dict[object, int] = {}
+    for r in rules:
+        lowest[r.kind] = min(r.min_bytes, lowest.get(r.kind, r.min_bytes))
+    return [replace(r, min_bytes=r.min_bytes if r.min_bytes > lowest[r.kind] else 0, reason="BLINKMPI_ALGO")
+            for r in rules]  # fmt: skip
 
 
 def _memory_rows(table: Sequence[Rule], n: int, root: int, scheme: str, *, by_name: bool, mpi: bool) -> list[Rule]:

@@ -51,21 +51,21 @@ class PricedScheme(Value, frozen=True):
     """One scheme that could carry the call, with its prediction."""
 
     scheme: str
-    links: str
-    trees: int
-    depth: int
-    rate_gbps: float
-    bound_gbps: float
-    optimal: bool
-    chunk_bytes: int
-    slots: int
-    seconds: float
-    algbw: float
-    busbw: float
-    busiest: str
-    reason: str
-    shares: tuple[str, ...]
-    certificate: str
+    links: str = ""
+    trees: int = 0
+    depth: int = 0
+    rate_gbps: float = 0.0
+    bound_gbps: float = 0.0
+    optimal: bool = False
+    chunk_bytes: int = 0
+    slots: int = 0
+    seconds: float = 0.0
+    algbw: float = 0.0
+    busbw: float = 0.0
+    busiest: str = "none"
+    reason: str = ""
+    shares: tuple[str, ...] = ()
+    certificate: str = ""
     protocol: str = "slots"
     bound_of: str = ""  # what the bound holds for
     written: str = ""  # what an algorithm says of itself
@@ -223,7 +223,7 @@ def _priced(links: ByLinks, call: Call, rule: Rule, predictor: Predictor | None)
     """A scheme with its prediction: by the predictor if it can, else by links, which say how long each works, too."""
     cost = links.price(call, rule)
     if cost is None:
-        return _unpriced(rule)
+        return PricedScheme(rule.scheme, protocol=rule.protocol)  # messages of MPI, which follow no links
     seconds = predictor.seconds(call, rule) if predictor else None
     basis: Basis = predictor.basis if predictor and seconds else "links"
     if seconds:
@@ -239,8 +239,8 @@ def _priced(links: ByLinks, call: Call, rule: Rule, predictor: Predictor | None)
 def _packing(links: ByLinks, call: Call, rule: Rule) -> PricedScheme:
     """A scheme of trees, without its prediction."""
     packing, program = links.plan.packing(call.collective, call.root, rule.scheme), links.program(call, rule)
-    return msgspec.structs.replace(
-        _unpriced(rule), scheme=packing.scheme, links=packing.links, trees=len(packing.trees), depth=packing.depth,
+    return PricedScheme(
+        packing.scheme, protocol=rule.protocol, links=packing.links, trees=len(packing.trees), depth=packing.depth,
         rate_gbps=float(packing.rate / 1000), bound_gbps=float(packing.bound / 1000), optimal=packing.optimal,
         chunk_bytes=program.chunk * slot_width(call, program.channels), slots=program.depth, reason=packing.reason,
         shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
@@ -250,18 +250,9 @@ def _packing(links: ByLinks, call: Call, rule: Rule) -> PricedScheme:
 
 def _algorithm(made: Algorithm, rule: Rule) -> PricedScheme:
     """A scheme that is an algorithm of a user's, without its prediction."""
-    return msgspec.structs.replace(
-        _unpriced(rule), chunk_bytes=rule.chunk_bytes, slots=rule.depth, written=made.summary(),
-        certificate="none is worked out for what users write",
-    )  # fmt: skip
-
-
-def _unpriced(rule: Rule) -> PricedScheme:
-    """A scheme of which nothing is known, such as one shot between nodes: messages of MPI, which follow no links."""
     return PricedScheme(
-        scheme=rule.scheme, links="", trees=0, depth=0, rate_gbps=0.0, bound_gbps=0.0, optimal=False,
-        chunk_bytes=0, slots=0, protocol=rule.protocol, seconds=0.0, algbw=0.0, busbw=0.0, busiest="none", reason="",
-        shares=(), certificate="",
+        rule.scheme, protocol=rule.protocol, chunk_bytes=rule.chunk_bytes, slots=rule.depth, written=made.summary(),
+        certificate="none is worked out for what users write",
     )  # fmt: skip
 
 

@@ -64,6 +64,11 @@ class Rule(Value, frozen=True, omit_defaults=True):
     least_chunk_bytes: int = 0
     widened: bool = False
 
+    @property
+    def kind(self) -> tuple[Collective, int, bool, bool]:
+        """The calls that it is for, of whatever size: of a collective, root, buffers and types."""
+        return self.collective, self.root, self.registered, self.widened
+
 
 class PassedOver(Value, frozen=True):
     """A method that has no packing here, and why."""
@@ -177,7 +182,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     def packed_as(self, collective: str) -> str:
         """The collective along whose trees another one goes here; mostly itself.
 
-        An alltoall of many ranks, or in an older plan, goes along the scatters of all roots, as a scan always does.
+        An alltoall of many ranks goes along the scatters of all roots, as a scan always does.
         """
         if collective == "alltoall" and not any(p.collective == "alltoall" for p in self.packings):
             return "scatter"
@@ -248,16 +253,6 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         for rule in sorted(self.rules, key=lambda r: -r.min_bytes):
             kinds = rows.setdefault((rule.collective, rule.root), {})
             kinds.setdefault((rule.registered, rule.widened), []).append(rule)
-        for collective in MAY_BE_CARRIED:
-            if (collective, -1) not in rows and (schemes := self.schemes(collective)):  # an older plan has none
-                why = f"this plan has no row for {collective}: as a scatter"
-                found = [
-                    replace(row, collective=collective, reason=why)
-                    for row in rows.get(("scatter", -1), {}).get((False, False), [])
-                    if (row.scheme, row.protocol) == (schemes[0], "slots")
-                ]
-                found = [*found[:-1], *(replace(row, min_bytes=0) for row in found[-1:])]
-                rows[collective, -1] = {(False, False): found}
         return rows
 
     def _consistent(self) -> Self:
@@ -275,18 +270,15 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
                 if not 0 < tree.weight <= p.rate or not 0 <= tree.root < self.n:
                     said = f"root {tree.root}, weight {brief(str(tree.weight), 40)}"
                     raise PlanError(f"{where}: trees[{j}]: {said}; expected a rank, and more than 0, plan again")
-                reached = {tree.root}
-                for e in tree.edges:
-                    if e.src not in reached or e.dst in reached or not 0 <= e.dst < self.n or len(e.path) < 2:
-                        raise PlanError(f"{where}: trees[{j}]: {e.src}->{e.dst} by {quoted(e.path)} is no edge to a "
-                                        "rank that the tree does not have yet, parents first; plan again")  # fmt: skip
-                    reached.add(e.dst)
-                above = {tree.root}
-                for e in reversed(tree.up):
-                    if e.dst not in above or e.src in above or not 0 <= e.src < self.n or len(e.path) < 2:
-                        raise PlanError(f"{where}: trees[{j}].up: {e.src}->{e.dst} by {quoted(e.path)} is no edge from "
-                                        "a rank that the tree does not have yet, parents last; plan again")  # fmt: skip
-                    above.add(e.src)
+                down, up = ([(e.src, e.dst, e) for e in tree.edges], [(e.dst, e.src, e) for e in reversed(tree.up)])
+                for way, hops in (("", down), (".up", up)):
+                    reached = {tree.root}
+                    for parent, child, e in hops:
+                        if parent not in reached or child in reached or not 0 <= child < self.n or len(e.path) < 2:
+                            said = f"trees[{j}]{way}: {e.src}->{e.dst} by {quoted(e.path)}"
+                            raise PlanError(f"{where}: {said} is no edge to a rank that the tree does not have yet, "
+                                            "from the root on; plan again")  # fmt: skip
+                        reached.add(child)
         for i, turn in enumerate(self.turns):
             planned = turn.like not in self._turns and 0 <= turn.like < self.n <= len(turn.image)
             if not planned or turn.image[turn.like] != turn.root or sorted(turn.image) != list(range(len(turn.image))):

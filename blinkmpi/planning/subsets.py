@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, TopologyError
 from ..topology.model import SwitchKind, Topology
-from ..trees.graph.fabric import Fabric, choose_links, fabric
+from ..trees.graph.fabric import Fabric, choose_links
 from ..trees.packing import extra_methods, pack
 from ..trees.pareto_front import fewest
 from ..util.codec import Value
@@ -94,21 +94,34 @@ def connected(topology: Topology) -> tuple[Topology, list[Allocations]]:
             "take a machine with NVLink or xGMI such as dgx-1v"
         )
     machine = topology.only(choose_links(topology, "allreduce", 0).kinds)
-    found: list[tuple[Allocations, ColouredGraph]] = []
-    for size in range(2, n + 1):
-        for ranks in combinations(range(n), size):
-            part = machine.subset(ranks)
-            links = fabric(part, part.kinds())
-            if not links.arcs or not links.serves("allreduce", 0):
-                continue
-            seen = coloured(links)
-            same = next((i for i, (_, other) in enumerate(found) if isomorphic(seen, other)), None)
-            if same is None:
-                found.append((Allocations(ranks, 1), seen))
-            else:
-                first, other = found[same]
-                found[same] = Allocations(first.ranks, first.alike + 1), other
-    return machine, [allocations for allocations, _ in found]
+    sets = ((ranks, 1) for size in range(2, n + 1) for ranks in combinations(range(n), size))
+    return machine, classes(machine, sets)[0]
+
+
+def classes(machine: Topology, sets: Iterable[tuple[Sequence[int], int]]) -> tuple[list[Allocations], int]:
+    """The sets that links join, one of each kind, and the number of those that none join.
+
+    Args:
+        sets: of ranks, each with the number of sets that are known to look like it, itself included.
+    """
+    found: list[Allocations] = []
+    kept: dict[object, list[tuple[ColouredGraph, int]]] = {}
+    apart = 0
+    for ranks, alike in sets:
+        try:
+            links = choose_links(machine.subset(ranks), "allreduce", 0)
+        except TopologyError:
+            apart += alike
+            continue
+        graph = coloured(links)
+        like = kept.setdefault((links.kinds, tuple(sorted(graph.colours))), [])
+        number = next((i for other, i in like if isomorphic(graph, other)), None)
+        if number is None:
+            like.append((graph, len(found)))
+            found.append(Allocations(tuple(ranks), alike))
+        else:
+            found[number] = found[number]._replace(alike=found[number].alike + alike)
+    return found, apart
 
 
 def subset(machine: Topology, some: Allocations, pcie_mbps: int = PCIE_MBPS) -> Subset:

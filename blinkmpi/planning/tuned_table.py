@@ -47,9 +47,9 @@ class TunedTable(Document, frozen=True):
     algorithms: tuple[Algorithm, ...] = ()
 
     def _consistent(self) -> TunedTable:
-        last = {(r.collective, r.root, r.registered, r.widened): i for i, r in enumerate(self.rules)}
+        last = {r.kind: i for i, r in enumerate(self.rules)}
         for i, r in enumerate(self.rules):
-            if not r.scheme and last[r.collective, r.root, r.registered, r.widened] != i:
+            if not r.scheme and last[r.kind] != i:
                 raise FormatError(f"rules[{i}], {r.collective}: only the last row may have no scheme; give it one")
         return self
 
@@ -104,8 +104,7 @@ def taken(plan: Plan, table: TunedTable, machine: Topology, max_ctas: int = 0) -
     names, planned = {r.collective for r in table.rules}, {r.collective for r in plan.rules}
     rules = [r for r in plan.rules if r.collective not in names]
     for row in with_few_ctas([r for r in table.rules if r.collective in planned], max_ctas):
-        kind = row.collective, row.root, row.registered, row.widened
-        own = [r for r in plan.rules if (r.collective, r.root, r.registered, r.widened) == kind]
+        own = [r for r in plan.rules if r.kind == row.kind]
         rules += [row] if row.scheme else rows_from(sorted(own, key=lambda r: r.min_bytes), row.min_bytes)
     written = [a for a in table.algorithms if a.collective in planned and a.n == plan.n]
     algorithms = tuple(dict.fromkeys((*plan.algorithms, *written)))

@@ -74,11 +74,9 @@ def framed(t: Topology, spots: Sequence[Position]) -> list[tuple[tuple[tuple[flo
     if alone(t):
         return []
     if len(t.nodes) > 1:
-        for r, d in enumerate(t.devices):
-            groups.setdefault(f"node {d.node}", []).append(r)
-        for j, s in enumerate(t.switches):
-            if s.node >= 0 and spots[t.n + j].at is not None:
-                groups.setdefault(f"node {s.node}", []).append(t.n + j)
+        for v, node in enumerate(t.homes):
+            if node >= 0 and spots[v].at is not None:
+                groups.setdefault(f"node {node}", []).append(v)
     elif _is_cube_mesh(t, 0, _direct(t)):
         for r, d in enumerate(t.devices):
             groups.setdefault(f"quad {d.index // 4}", []).append(r)
@@ -293,10 +291,7 @@ def _bent(places: NDArray[np.int64], sides: tuple[int, ...]) -> Points:
 def _network(f: Fabric, switches: list[int], radius: float) -> tuple[list[Points], dict[int, Points]]:
     """The centres of the boxes, and the places of several switches between them."""
     t = f.topology
-    home = {v: i for i, node in enumerate(t.nodes) for v in range(t.n) if t.devices[v].node == node}
-    for j, s in enumerate(t.switches):
-        if s.node in t.nodes and s.kind != "net":
-            home[t.n + j] = t.nodes.index(s.node)
+    home = {v: t.nodes.index(node) for v, node in enumerate(t.homes) if node in t.nodes}
     boxes = {v: sorted({home[u] for u in f.neighbours[v] if u in home}) for v in switches}
     if all(boxes.values()) and len({box for some in boxes.values() for box in some}) == sum(map(len, boxes.values())):
         return _outside(switches, boxes, radius)

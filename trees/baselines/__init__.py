@@ -2,7 +2,6 @@
 
 ``mwu``     method ``mwu``: packing by multiplicative weights, Blink's first stage
 ``ilp``     method ``mwu+ilp``: fewer trees by integer programming, its second stage
-``few``     method ``few``: limits on number and depth; ``pool`` finds candidates on large graphs
-``groups``  method ``groups``: the paper's early protocol
+``few``     method ``few``: limits on number and depth of trees
 ``rings``   method ``rings``: what NCCL builds
 """

@@ -1,8 +1,6 @@
 """Method ``few``: the best rate under a limit on the number or depth of trees, and proofs that fewer do not suffice.
 
-Where a graph has at most ``MAX_TREES`` spanning trees, linear and integer programs find the best of all of them.
-Elsewhere they choose from a pool, the trees of multiplicative weights and of :mod:`~..exact.arborescences`, and the
-result says that it is the best found.
+Linear and integer programs find the best of all spanning trees, where a graph has at most ``MAX_TREES`` of them.
 """
 
 from collections.abc import Sequence
@@ -14,12 +12,11 @@ import numpy as np
 
 from ...errors import ArgumentError
 from ..exact.edmonds import optimal_trees
-from ..exact.enumeration import all_spanning_trees
+from ..exact.enumeration import MAX_TREES, all_spanning_trees
 from ..exact.weights import best_weights, fewest_for, most_with, placed, reweighted
 from ..graph.fabric import name_of
 from ..graph.logical import Capacities, SpanningTree
 from ..problem import Problem, Solution
-from .pool import pool
 
 Weights = dict[int, Fraction]
 NODES = 100
@@ -28,22 +25,23 @@ STARTS = 200
 CUT_RANKS = 12
 
 
-def plan(problem: Problem) -> Solution:
+def plan(problem: Problem) -> Solution | str:
     """The best rate with at most ``max_trees`` trees of at most ``max_depth`` hops; the fewest trees at that rate."""
     caps, options = problem.capacities, problem.options
-    shapes, complete = candidates(caps, options.max_depth)
+    shapes = candidates(caps, options.max_depth)
+    if shapes is None:
+        return f"there are more than {MAX_TREES} spanning trees to choose from"
     best = best_weights(caps, shapes)
     ceiling = rate_of(best)
     within = f" of depth {options.max_depth}" if options.max_depth is not None else ""
-    of_all = f"of all {len(shapes)} spanning trees{within}" if complete else f"of a pool of {len(shapes)} trees{within}"
+    of_all = f"of all {len(shapes)} spanning trees{within}"
     if options.max_trees is None or len(best) <= options.max_trees:
-        return _all_the_rate(problem, caps, shapes, best, complete=complete, told=of_all)
+        return _all_the_rate(problem, caps, shapes, best, told=of_all)
     count = options.max_trees
-    ladder = climb(caps, shapes, best, count)
-    chosen, proof = ladder[count], f"the best found {of_all}"
+    chosen, proof = climb(caps, shapes, best, count)[count], f"the best found {of_all}"
     cut, most = widest(caps, count)
-    top = min(ceiling, most) if complete else most
-    if rate_of(chosen) < top and complete and len(shapes) <= searched(caps):
+    top = min(ceiling, most)
+    if rate_of(chosen) < top and len(shapes) <= searched(caps):
         answer = most_with(caps, shapes, count, nodes=NODES)
         if answer is not None and rate_of(answer.weights) >= rate_of(chosen):
             chosen = answer.weights
@@ -61,12 +59,12 @@ def plan(problem: Problem) -> Solution:
 
 
 def _all_the_rate(
-    problem: Problem, caps: Capacities, shapes: Sequence[SpanningTree], best: Weights, *, complete: bool, told: str
+    problem: Problem, caps: Capacities, shapes: Sequence[SpanningTree], best: Weights, *, told: str
 ) -> Solution:
     """The fewest trees found, by four heuristics, that reach the rate of ``best``."""
     rate = rate_of(best)
     found = [best, *(w for w in climb(caps, shapes, best, len(best)).values() if rate_of(w) == rate)]
-    if complete and len(shapes) <= searched(caps):
+    if len(shapes) <= searched(caps):
         answer = fewest_for(caps, shapes, rate, nodes=NODES)
         if answer is not None and rate_of(answer.weights) == rate:
             found.append(answer.weights)
@@ -78,19 +76,16 @@ def _all_the_rate(
     return Solution(trees, mbps, f"{len(trees)} trees, the best rate {told}")
 
 
-def candidates(caps: Capacities, max_depth: int | None) -> tuple[list[SpanningTree], bool]:
-    """The trees to choose from, and whether they are all spanning trees.
+def candidates(caps: Capacities, max_depth: int | None = None) -> list[SpanningTree] | None:
+    """All spanning trees of at most so many hops, shallow ones first; None where there are more than ``MAX_TREES``.
 
     Raises:
         ArgumentError: if no tree is that shallow.
     """
     shapes = all_spanning_trees(caps, max_depth=max_depth)
-    complete = shapes is not None
-    if shapes is None:
-        shapes = pool(caps, max_depth)
-    if not shapes:
+    if shapes is not None and not shapes:
         raise ArgumentError(f"max_depth {max_depth}: no spanning tree is that shallow; allow more hops")
-    return sorted(shapes, key=lambda s: (s.depth, s)), complete
+    return None if shapes is None else sorted(shapes, key=lambda s: (s.depth, s))
 
 
 def searched(caps: Capacities) -> int:

@@ -6,7 +6,6 @@ also give a bound, (sum of length x capacity) / (length of the shortest tree), s
 ``epsilon`` of the best packing. Lengths are floats, weights are exact.
 """
 
-from collections.abc import Callable
 from fractions import Fraction
 from math import inf
 
@@ -14,15 +13,13 @@ import numpy as np
 
 from ...errors import PlanError
 from ..exact.arborescences import MAX_RANKS
-from ..exact.enumeration import centred
 from ..exact.weights import placed
 from ..graph.arborescence import cheapest_arborescence
 from ..graph.fabric import Arc
-from ..graph.logical import Capacities, SpanningTree, ordered
+from ..graph.logical import Capacities, SpanningTree, ordered, recentre
 from ..problem import Problem, Solution
 
 Lengths = list[list[float]]  # of the arc from u to v, infinite where there is none
-Oracle = Callable[[Lengths], SpanningTree]
 
 
 def fits(problem: Problem) -> bool:
@@ -41,14 +38,6 @@ def plan(problem: Problem) -> Solution:
 def packed(caps: Capacities, epsilon: float) -> tuple[list[SpanningTree], dict[int, Fraction]]:
     """Trees in order of their discovery, and their weights in units."""
     steps = int(200 + 40 * len(caps.units) / epsilon**2)  # theory: about (arcs / epsilon^2) log(arcs)
-    found, enough = run(caps, shortest_oracle(caps), epsilon, steps)
-    if not enough:
-        raise PlanError(f"multiplicative weights: not within {epsilon:g} after {steps} trees; take a larger epsilon")
-    return list(found), dict(enumerate(fitting(caps, found).values()))
-
-
-def run(caps: Capacities, oracle: Oracle, epsilon: float, steps: int) -> tuple[dict[SpanningTree, int], bool]:
-    """The load of each tree before scaling, and whether that is within ``epsilon`` of the oracle's bound."""
     units, n = caps.units, caps.n
     length = [1 / c for c in units]
     matrix = [[length[caps.number[u, v]] if (u, v) in caps.number else inf for v in range(n)] for u in range(n)]
@@ -59,7 +48,7 @@ def run(caps: Capacities, oracle: Oracle, epsilon: float, steps: int) -> tuple[d
     load = [0] * len(units)
     volume, total, most, bound = float(len(units)), 0, 0.0, inf
     for _ in range(steps):
-        shape = oracle(matrix)
+        shape = shortest(caps, matrix)
         spots = [caps.number[arc] for arc in shape.arcs]
         bound = min(bound, volume / sum(length[k] for k in spots))
         amount = min(units[k] for k in spots)
@@ -74,27 +63,16 @@ def run(caps: Capacities, oracle: Oracle, epsilon: float, steps: int) -> tuple[d
             for u, v in arcs_of[k]:
                 matrix[u][v] = grown
         if total >= (1 - epsilon) * bound * most:
-            return carried, True
-    return carried, False
+            factor = min(Fraction(c, used) for c, used in zip(units, load, strict=True) if used)
+            return list(carried), {i: amount * factor for i, amount in enumerate(carried.values())}
+    raise PlanError(f"multiplicative weights: not within {epsilon:g} after {steps} trees; take a larger epsilon")
 
 
-def fitting(caps: Capacities, carried: dict[SpanningTree, int]) -> dict[SpanningTree, Fraction]:
-    """The weights scaled down so that the fullest arc is just full."""
-    load = [0] * len(caps.units)
-    for shape, amount in carried.items():
-        for arc in shape.arcs:
-            load[caps.number[arc]] += amount
-    factor = min(Fraction(c, used) for c, used in zip(caps.units, load, strict=True) if used)
-    return {shape: amount * factor for shape, amount in carried.items()}
-
-
-def shortest_oracle(caps: Capacities) -> Oracle:
+def shortest(caps: Capacities, matrix: Lengths) -> SpanningTree:
     """The shortest spanning tree of the kind that the collective needs."""
     if caps.root < 0:
-        return lambda matrix: centred(SpanningTree(0, shortest_tree(matrix)))
-    return lambda matrix: SpanningTree(
-        caps.root, ordered(caps.root, cheapest_arborescence(np.array(matrix), caps.root))
-    )
+        return recentre(SpanningTree(0, shortest_tree(matrix)))
+    return SpanningTree(caps.root, ordered(caps.root, cheapest_arborescence(np.array(matrix), caps.root)))
 
 
 def shortest_tree(matrix: Lengths) -> tuple[Arc, ...]:

@@ -18,6 +18,7 @@ discrete Newton steps (:mod:`~..graph.cuts_by_flow`). :func:`quick` is the best 
 bound, and where a packing meets it, the best one.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import chain
@@ -30,7 +31,7 @@ from ...topology.model import Topology
 from ...util.text import plural
 from ..deadline import NEVER, Deadline
 from ..graph import cuts, cuts_by_flow
-from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
+from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, leaving, name_of, subset_of
 from ..tree import ROOTED, Certificate, trivial
 from .prices import FAR, PATHS, cheapest
 
@@ -90,7 +91,7 @@ def _by_flows(f: Fabric, collective: str, root: int, deadline: Deadline, groups:
         only = root if collective in ("gather", "scatter") else None
         side = cuts_by_flow.ratio_side(f, only, set(start.parts[0]), deadline, reverse=not away)
         found = _ratio(f, side, outward=away)
-    return min(found, start, key=lambda c: c.capacity_mbps / c.divisor)
+    return min(found, start, key=lambda c: c.bound)
 
 
 def quick(f: Fabric, collective: str, root: int, groups: Families = ()) -> Certificate:
@@ -136,7 +137,7 @@ def _all_pairs(f: Fabric) -> Certificate:
     cut = _ratio(f, set(side.vertices) if outward else set(_rest(f, side)), outward=True, to_each=True)
     priced = prices_certificate(f, "alltoall", -1, dict.fromkeys(f.arcs, 1))
     assert priced is not None
-    return min(cut, priced, key=lambda c: c.capacity_mbps / c.divisor)
+    return min(cut, priced, key=lambda c: c.bound)
 
 
 def _quick_partition(f: Fabric, families: list[list[CutSide]]) -> Certificate:
@@ -156,7 +157,8 @@ def _likely(f: Fabric, groups: Families) -> list[list[CutSide]]:
     """Every rank alone, then the vertices of every node if there are several, then the groups."""
     found: list[list[CutSide]] = []
     ranks: Sequence[tuple[int, ...]] = [(r,) for r in range(f.n)]
-    for some in (ranks, *([_nodes(f)] if len(f.topology.nodes) > 1 else []), *groups):
+    nodes = [[tuple(some) for some in f.by_node().values()]] if len(f.topology.nodes) > 1 else []
+    for some in (ranks, *nodes, *groups):
         at = {v: i for i, group in enumerate(some) for v in group}
         out, into = [0] * len(some), [0] * len(some)
         for (u, v), c in f.arcs.items():
@@ -170,18 +172,6 @@ def _likely(f: Fabric, groups: Families) -> list[list[CutSide]]:
             [CutSide(frozenset(g), sum(v < f.n for v in g), o, i) for g, o, i in zip(some, out, into, strict=True)]
         )
     return found
-
-
-def _nodes(f: Fabric) -> list[tuple[int, ...]]:
-    """The vertices of every node, the switches of the network left out."""
-    t = f.topology
-    groups: dict[int, list[int]] = {node: [] for node in t.nodes}
-    for v in f.vertices:
-        if v < t.n:
-            groups[t.devices[v].node].append(v)
-        elif t.switches[v - t.n].kind != "net" and t.switches[v - t.n].node in groups:
-            groups[t.switches[v - t.n].node].append(v)
-    return [tuple(group) for group in groups.values()]
 
 
 def _cut(f: Fabric, side: set[int], *, away: bool) -> Certificate:
@@ -266,18 +256,11 @@ def _sides(t: Topology, parts: Iterable[Iterable[int]]) -> str:
 
 def _crossing(f: Fabric, parts: Iterable[Iterable[int]], factor: Fraction) -> str:
     """``2 nvlink lanes, 50 GB/s``: what leaves ``parts``, times ``factor``."""
-    member: dict[int, set[int]] = {}
-    for i, part in enumerate(parts):
-        for v in part:
-            member.setdefault(v, set()).add(i)
-    lanes: dict[str, int] = {}
-    mbps = 0
+    times, lanes, mbps = leaving(parts), Counter[str](), 0
     for k in f.topology.links:
-        if k.kind in f.kinds and k.src in member:
-            times = len(member[k.src] - member.get(k.dst, set()))
-            if times:
-                lanes[k.kind] = lanes.get(k.kind, 0) + k.lanes * times
-                mbps += k.mbps * times
+        if k.kind in f.kinds and (many := times(k.src, k.dst)):
+            lanes[k.kind] += k.lanes * many
+            mbps += k.mbps * many
     counts = {kind: count * factor for kind, count in sorted(lanes.items())}
     words = [f"{float(count):g} {kind} lane{'' if count == 1 else 's'}" for kind, count in counts.items()]
     return f"{' + '.join(words) or 'nothing'}, {float(mbps * factor) / 1000:g} GB/s"

@@ -36,10 +36,13 @@ class Commodity(NamedTuple):
 
     def arcs(self, boxes: int) -> Sequence[tuple[int, int]]:
         """The box tree, parents before children."""
-        if self.tree:
-            return self.tree
-        first = [(self.box, self.hub)] if self.hub != self.box else []
-        return first + [(self.hub, b) for b in range(boxes) if b not in (self.box, self.hub)]
+        return self.tree or star(self.box, self.hub, boxes)
+
+
+def star(origin: int, hub: int, boxes: int) -> list[tuple[int, int]]:
+    """From the box in which a commodity begins to its hub, and from there to all others."""
+    first = [(origin, hub)] if hub != origin else []
+    return first + [(hub, b) for b in range(boxes) if b not in (origin, hub)]
 
 
 def shares(boxes: Sequence[Box], collective: str, root: int) -> list[Fraction]:

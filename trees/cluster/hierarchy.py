@@ -50,7 +50,7 @@ def fits_many(problem: Problem) -> bool:
 def plan(problem: Problem) -> Solution | str:
     """Trees of equal weight."""
     best: Solution | None = None
-    likely = problem.likely.capacity_mbps / problem.likely.divisor
+    likely = problem.likely.bound
     top = tiers(problem.oriented, problem.boxes)
     for rounds, turns in ATTEMPTS:
         hierarchy = _Hierarchy(problem, top, likely, turns=turns)

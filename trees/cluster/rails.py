@@ -19,7 +19,7 @@ from ..deadline import Deadline
 from ..exact.basis import Floats, exact_basis, lowered
 from ..graph.boxes import Box
 from ..graph.fabric import Ints
-from .between_boxes import Commodity, Entries
+from .between_boxes import Commodity, Entries, star
 
 EPSILON = 1e-9
 GRAIN = 10**9
@@ -84,13 +84,6 @@ def _cut(entries: Entries, start: Fraction, stop: Fraction) -> Entries:
     return tuple(found)
 
 
-def arcs_of(star: Star, boxes: int) -> list[tuple[int, int]]:
-    """The boxes that a star joins, parents before children."""
-    origin, hub = star
-    first = [(origin, hub)] if hub != origin else []
-    return first + [(hub, b) for b in range(boxes) if b not in star]
-
-
 def _program(boxes: Sequence[Box], stars: list[Star], part: Sequence[Fraction] | None, *, both: bool) -> _Program:
     """The program in integers.
 
@@ -102,8 +95,8 @@ def _program(boxes: Sequence[Box], stars: list[Star], part: Sequence[Fraction] |
     planes = sorted({plane for _, plane in ports})
     crossings = [
         (k, (a, b, plane))
-        for k, star in enumerate(stars)
-        for (a, b), plane in product(arcs_of(star, count), planes)
+        for k, ends in enumerate(stars)
+        for (a, b), plane in product(star(*ends, count), planes)
         if (a, plane) in ports and (b, plane) in ports
     ]
     unit = lcm(*(c.denominator for port in ports.values() for c in (port.into, port.out)))
@@ -115,9 +108,7 @@ def _program(boxes: Sequence[Box], stars: list[Star], part: Sequence[Fraction] |
         uses[row_of[b, plane] + (0 if both else len(ports)), i] = 1
     out = [int((min(p.out, p.into) if both else p.out) * unit) for p in ports.values()]
     capacity = out if both else [*out, *(int(p.into * unit) for p in ports.values())]
-    arcs = {
-        (k, arc): i for i, (k, arc) in enumerate((k, arc) for k, s in enumerate(stars) for arc in arcs_of(s, count))
-    }
+    arcs = {(k, arc): i for i, (k, arc) in enumerate((k, arc) for k, s in enumerate(stars) for arc in star(*s, count))}
     shares = [Fraction(1)] if part is None else list(part)
     equal = np.zeros((len(arcs) + len(shares), size), np.int64)
     for (k, _), i in arcs.items():
@@ -156,8 +147,8 @@ def _solved(boxes: Sequence[Box], program: _Program, deadline: Deadline) -> list
         if amount:
             taken[k].setdefault((a, b), []).append((amount / program.unit, number[a][plane], number[b][plane]))
     return [
-        (star, x[k] / program.unit, tuple((arc, tuple(pieces)) for arc, pieces in taken[k].items()))
-        for k, star in enumerate(program.stars)
+        (ends, x[k] / program.unit, tuple((arc, tuple(pieces)) for arc, pieces in taken[k].items()))
+        for k, ends in enumerate(program.stars)
         if x[k]
     ]
 

@@ -20,9 +20,10 @@ from ..bounds.prices import CheapestPaths
 from ..graph.automorphism import moved_by
 from ..graph.fabric import Arc, Path
 from ..graph.loads import link_loads, scaled
+from ..graph.logical import hops_of
 from ..graph.symmetry import none, symmetry
 from ..problem import Problem, Solution
-from ..tree import AGAINST, ROOTED, Certificate, Edge, Tree
+from ..tree import AGAINST, ROOTED, Certificate, Tree
 from .basis import Floats, exact_basis, exact_prices
 
 MOST_PAIRS = 64 * 63  # whose linear program takes seconds; symmetries leave fewer
@@ -232,16 +233,10 @@ def _packed(master: PathProgram, shares: Shares, amounts: Sequence[Fraction]) ->
     n = master.f.n
     rest = [1 - total for total in _sums(shares, amounts)]
     used = [*zip(shares.first, rest, strict=True), *zip(shares.more, amounts, strict=True)]
-    one = [Tree(path[0], _edges(path, n), share / n) for path, share in used if share]
+    one = [Tree(path[0], hops_of(path, n), share / n) for path, share in used if share]
     trees = [tree for image in master.symmetry.images for tree in moved_by(one, image)]
     trees.sort(key=lambda t: (t.root, t.edges[-1].dst, -t.weight, [e.path for e in t.edges]))
     return scaled(trees, link_loads("alltoall", trees), master.f.arcs)
-
-
-def _edges(path: Path, n: int) -> tuple[Edge, ...]:
-    """The hops of a path: what lies between two ranks."""
-    at = [i for i, v in enumerate(path) if v < n]
-    return tuple(Edge(path[a], path[b], path[a : b + 1]) for a, b in pairwise(at))
 
 
 def _exact_prices(master: PathProgram, shares: Shares, prices: Floats) -> Iterator[dict[Arc, int | Fraction]]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..deadline import NEVER, Deadline
 from ..graph import cuts_by_flow
+from ..graph.cuts_by_flow import CutNetwork
 from ..graph.fabric import Arc, Fabric, Ints, capacity_across
 from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place, recentre
 from ..problem import OUT_OF_TIME, Problem, Solution
@@ -24,7 +25,6 @@ from .arborescences import MAX_RANKS
 from .orientation import directed
 
 MOST_RANKS, MOST_JOINED = 256, 1024  # of any fabric, and of one without switches, whose ranks have few neighbours
-LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
 MOST_CUTS = 64  # that are kept
 
 
@@ -46,7 +46,7 @@ def plan(problem: Problem) -> Solution | str:
         units = bound / g.mbps
         each = units / f.n if collective in PER_RANK else units
         cap = g.matrix() * each.denominator
-        if int(cap.sum()) + units * each.denominator > LIMIT:
+        if int(cap.sum()) + units * each.denominator > cuts_by_flow.FLOW_LIMIT:
             continue
         both = collective == "allreduce"
         if both:
@@ -56,7 +56,9 @@ def plan(problem: Problem) -> Solution | str:
         if way is None:
             continue
         roots = range(f.n) if collective in PER_RANK else [f.n - 1 if both else root]
-        grown = pack_arborescences(way, [each.numerator if r in roots else 0 for r in range(f.n)], deadline)
+        grown = pack_arborescences(
+            g.as_fabric(f), way, [each.numerator if r in roots else 0 for r in range(f.n)], deadline
+        )
         trees = [recentre(t) for t in grown] if both else _alike(grown, roots)
         placed = place(trees, g, Fraction(1, each.denominator), both_ways=both)
         rate = sum((t.weight for t in placed), Fraction(0))
@@ -78,18 +80,12 @@ def _alike(trees: list[WeightedTree], roots: Sequence[int]) -> list[WeightedTree
 
 def _directed(f: Fabric, g: LogicalGraph, cap: Ints, weight: int, deadline: Deadline) -> Ints | None:
     """The capacities for trees that are used both ways, of this total weight; None if they do not fit."""
-    return directed(_fabric(f, g), cap, weight, deadline) if np.array_equal(cap, cap.T) else None
-
-
-def _fabric(f: Fabric, g: LogicalGraph) -> Fabric:
-    """The logical arcs as a fabric between ranks."""
-    cap = g.matrix()
-    return Fabric(f.topology, f.kinds, {(int(u), int(v)): int(cap[u, v]) for u, v in np.argwhere(cap)})
+    return directed(g.as_fabric(f), cap, weight, deadline) if np.array_equal(cap, cap.T) else None
 
 
 def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int, deadline: Deadline) -> Fraction:
     """The best rate of the logical arcs, in MB/s."""
-    logical = _fabric(f, g)
+    logical = g.as_fabric(f)
     arcs = logical.arcs
     if collective in PER_RANK:
         side = cuts_by_flow.ratio_side(logical, None, {0}, deadline, reverse=False)
@@ -98,46 +94,37 @@ def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int, deadline: Dead
 
 
 class ResidualNetwork:
-    """The remaining capacity of the arcs between ranks and of the super-source's arcs to the roots, ready for flows."""
+    """What is left of the arcs between ranks and of the super-source's arcs to the roots.
 
-    def __init__(self, cap: Ints, supply: Sequence[int]) -> None:
-        self.n = len(cap)
-        tails, heads = np.nonzero(cap)
-        source = np.full(2 * self.n, self.n)
-        # Arcs between ranks, supplies, and an arc from the super-source to each rank that is open for its test alone.
-        self.tails = np.concatenate([tails, source[: self.n], [self.n + 1] * (self.n + 1)])
-        self.heads = np.concatenate([heads, np.arange(self.n), np.arange(self.n + 1)])
-        self.left = np.concatenate([cap[tails, heads], np.array(supply, np.int64), np.zeros(self.n + 1, np.int64)])
+    Attributes:
+        left: the capacities of all arcs: between ranks, from the super-source, and to a sink, which have none.
+    """
+
+    def __init__(self, f: Fabric, cap: Ints, supply: Sequence[int]) -> None:
+        self.n, self.net = f.n, CutNetwork(f)
+        self.tails, self.heads = self.net.ends.T
+        self.first_supply = len(self.tails)
+        self.left = np.concatenate([cap[self.tails, self.heads], np.array([*supply, *[0] * self.n], np.int64)])
         self.number = np.full(cap.shape, -1)
-        self.number[tails, heads] = np.arange(len(tails))
-        self.first_supply = len(tails)
-        self.first_open = len(tails) + self.n
-        self.order = np.lexsort((self.heads, self.tails))
-        self.starts = np.searchsorted(self.tails[self.order], np.arange(self.n + 3)).astype(np.int32)
-        self._columns = self.heads[self.order].astype(np.int32)
+        self.number[self.tails, self.heads] = np.arange(self.first_supply)
+        self.all_tails = np.concatenate([self.tails, np.full(self.n, self.net.source)])
+        self.all_heads = np.concatenate([self.heads, np.arange(self.n)])
         self.cuts: deque[Cut] = deque(maxlen=MOST_CUTS)
 
     def arc(self, number: int) -> Arc:
         """The ranks at its ends."""
         return int(self.tails[number]), int(self.heads[number])
 
-    def test(self, left: Ints, need: int, u: int, v: int) -> tuple[int, Ints]:
-        """How much flows to ``v`` from ``u`` and the super-source, at most ``need``; the sink's side of the cut."""
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
-        data = np.minimum(left, need).astype(np.int32)
-        data[self.first_open + self.n] = need
-        data[self.first_open + u] = need
-        graph = csr_array((data[self.order], self._columns, self.starts), shape=(self.n + 2, self.n + 2))
-        found = maximum_flow(graph, self.n + 1, v)
-        if found.flow_value >= need:
-            return int(found.flow_value), np.zeros(0, np.int64)
-        rest = csr_array(graph - found.flow)
-        rest.eliminate_zeros()
-        outside = np.ones(self.n + 2, bool)
-        outside[breadth_first_order(rest, self.n + 1, return_predecessors=False)] = False
-        return int(found.flow_value), outside
+    def test(self, left: Ints, need: int, u: int, v: int) -> Ints | None:
+        """None if ``need`` flows to ``v`` from ``u`` and the super-source, else the sink's side of the cut."""
+        amounts = np.minimum(left, need).astype(np.int32)
+        amounts[self.first_supply + u] = need
+        value, cut = self.net.flow(amounts, self.net.source, v)
+        if value >= need:
+            return None
+        outside = np.ones(self.net.size, bool)
+        outside[[*cut()]] = False
+        return outside
 
     def surely(self, left: Ints, need: int, u: int, v: int) -> bool:
         """Whether paths of at most two arcs between ranks bring ``need`` to ``v``, as :meth:`test` would find.
@@ -145,22 +132,21 @@ class ResidualNetwork:
         They share no arc: those from ``u``, and from any root that could supply all, by way of each rank to ``v``.
         """
         cap = np.zeros((self.n, self.n), np.int64)
-        cap[self.tails[: self.first_supply], self.heads[: self.first_supply]] = left[: self.first_supply]
-        supply = left[self.first_supply : self.first_open].copy()
+        cap[self.tails, self.heads] = left[: self.first_supply]
+        supply = left[self.first_supply : self.first_supply + self.n].copy()
         supply[u] = need
         at_ranks = supply + cap[supply >= need].sum(0)
         return int(supply[v] + np.minimum(cap[:, v], at_ranks).sum()) >= need
 
     def keep_cut(self, side: Ints) -> "Cut":
         """Keep the cut with these vertices on the sink's side."""
-        tails, heads = self.tails[: self.first_open], self.heads[: self.first_open]
-        self.cuts.append(Cut(side, side[heads] & ~side[tails]))
+        self.cuts.append(Cut(side, side[self.all_heads] & ~side[self.all_tails]))
         return self.cuts[-1]
 
     def limit(self, cut: "Cut", own: Ints, need: int) -> int:
         """The largest weight that the cut leaves to a tree with the arcs ``own`` and one more across it."""
         crossing = int(cut.arcs[own].sum())
-        return (int(self.left[: self.first_open][cut.arcs].sum()) - need) // crossing if crossing else need
+        return (int(self.left[: len(cut.arcs)][cut.arcs].sum()) - need) // crossing if crossing else need
 
 
 class Cut(NamedTuple):
@@ -170,12 +156,15 @@ class Cut(NamedTuple):
     arcs: Ints
 
 
-def pack_arborescences(cap: Ints, supply: Sequence[int], deadline: Deadline = NEVER) -> list[WeightedTree]:
+def pack_arborescences(f: Fabric, cap: Ints, supply: Sequence[int], deadline: Deadline = NEVER) -> list[WeightedTree]:
     """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :mod:`.arborescences`.
 
     Fewer of them if the time is over, or will be before all are packed and another method waits for it.
+
+    Args:
+        f: between ranks alone; ``cap`` has capacities for its arcs.
     """
-    net, roots, need = ResidualNetwork(cap, supply), list(supply), sum(supply)
+    net, roots, need = ResidualNetwork(f, cap, supply), list(supply), sum(supply)
     whole, since = need, time.thread_time()
     trees: list[WeightedTree] = []
     while need and not deadline.hopeless(Fraction(whole - need, whole), since):
@@ -222,8 +211,7 @@ def _options(net: ResidualNetwork, level: Ints, weight: int, own: Ints, need: in
     Those that keep the weight come first, shallow ones before deep ones; of the others, those that keep the most.
     """
     joined, left = level >= 0, net.left[: net.first_supply]
-    tails, heads = net.tails[: net.first_supply], net.heads[: net.first_supply]
-    found = np.flatnonzero(joined[tails] & ~joined[heads] & (left > 0))
+    found = np.flatnonzero(joined[net.tails] & ~joined[net.heads] & (left > 0))
     room = left[found].copy()
     for cut in net.cuts:
         limit = net.limit(cut, own, need)
@@ -231,7 +219,7 @@ def _options(net: ResidualNetwork, level: Ints, weight: int, own: Ints, need: in
             across = cut.arcs[found]
             room[across] = np.minimum(room[across], limit)
     narrow = room < weight
-    order = np.lexsort((found, room, np.where(narrow, -room, level[tails[found]]), narrow))
+    order = np.lexsort((found, room, np.where(narrow, -room, level[net.tails[found]]), narrow))
     return zip(found[order].tolist(), room[order].tolist(), strict=True)
 
 
@@ -242,8 +230,8 @@ def _limit(net: ResidualNetwork, own: Ints, weight: int, need: int, arc: Arc, en
         left[own] -= weight
         if net.surely(left, need, *arc):
             return weight
-        value, side = net.test(left, need, *arc)
-        if value >= need:
+        side = net.test(left, need, *arc)
+        if side is None:
             return weight
         weight = net.limit(net.keep_cut(side), own, need)
     return 0

@@ -50,7 +50,7 @@ def exact_basis(
         if max(equations.shape) > most:
             return None
         exact = solve(equations[:, :-1], equations[:, -1].tolist())
-        if exact and min(exact) >= 0 and _fit(used, exact, right):
+        if exact and min(exact) >= 0 and fits(used, exact, right):
             found = [Fraction(0)] * len(x)
             for j, value in zip(support.tolist(), exact, strict=True):
                 found[j] = value
@@ -80,7 +80,7 @@ def exact_prices(equations: Ints, norm: Ints, prices: Floats, *, late: bool = Fa
     yield [Fraction(round(v * GRAIN), GRAIN) for v in parts]
 
 
-def _fit(rows: Ints, x: Sequence[Fraction], right: Ints) -> bool:
+def fits(rows: Ints, x: Sequence[Fraction], right: Ints) -> bool:
     """Whether ``rows @ x <= right``, in integers."""
     scale = lcm(*(value.denominator for value in x))
     amounts = [int(value * scale) for value in x]

@@ -19,7 +19,7 @@ from ..bounds.prices import CheapestPaths, cost_of, trees_at
 from ..graph.arborescence import cheapest_arborescence
 from ..graph.fabric import Arc, Ints, Kept, Path
 from ..graph.loads import link_loads
-from ..graph.logical import WeightedTree, ordered, recentre
+from ..graph.logical import SpanningTree, ordered, recentre
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, PER_RANK, Certificate, Edge, Tree
 from .basis import Floats, exact_basis, exact_prices, lowered
@@ -86,7 +86,7 @@ class MasterProblem:
         paths = {(u, v): metric.path(u, v) for u, v in hops}
         if self.both:
             paths |= {(v, u): path[::-1] for (u, v), path in paths.items()}
-            root, hops, _ = recentre(WeightedTree(root, hops, 1))
+            root, hops = recentre(SpanningTree(root, hops))
         used: list[int] = []
         for hop in hops:
             used += [self.number[arc] for arc in pairwise(paths[hop])]
@@ -168,7 +168,6 @@ class MasterProblem:
 
 
 _PAIRS: Kept[None, tuple[MasterProblem, Floats, Floats]] = Kept()
-_COLUMNS: Kept[tuple[str, int], Solution | str] = Kept()  # by collective and root
 
 
 def fits(problem: Problem) -> bool:
@@ -205,14 +204,6 @@ def _pairs(problem: Problem) -> tuple[MasterProblem, Floats, Floats]:
 
 def plan(problem: Problem) -> Solution | str:
     """The best packing of the linear program, exact where its basis can be solved again in integers."""
-    memo, key = _COLUMNS.of(problem.fabric), (problem.collective, problem.root)
-    found = memo.get(key) or _search(problem)
-    if not problem.deadline.late():
-        memo[key] = found
-    return found
-
-
-def _search(problem: Problem) -> Solution | str:
     master, weights, y = _solved(MasterProblem(problem))
     trees = _weighted(master, weights, y)
     if not trees:

@@ -5,16 +5,15 @@ the root, the two-way part for AllReduce.
 """
 
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 
 from ..graph.cuts import min_cut, ratio_cut
 from ..graph.fabric import Fabric, Ints, Kept
-from ..graph.logical import WeightedTree, logical_graph, place
+from ..graph.logical import WeightedTree, hops_of, logical_graph, place
 from ..graph.max_flow import MaxFlow
 from ..problem import Problem, Solution
-from ..tree import Edge, Tree
+from ..tree import Tree
 from .arborescences import MAX_RANKS, best_arborescences, pack_spanning_trees
 
 _EACH: Kept[None, tuple[list[WeightedTree], Fraction]] = Kept()  # trees from every rank, and what each roots
@@ -88,11 +87,5 @@ def flow_paths(f: Fabric, root: int, rate: Fraction) -> tuple[Tree, ...]:
             flow.arc(v, sink, each.numerator)
     flow.run(root, sink)
     paths = flow.paths(root, sink)
-    trees = [Tree(root, _hops(walk[:-1], f.n), Fraction(amount, each.denominator)) for walk, amount in paths]
+    trees = [Tree(root, hops_of(walk[:-1], f.n), Fraction(amount, each.denominator)) for walk, amount in paths]
     return tuple(sorted(trees, key=lambda t: (t.edges[-1].dst, len(t.edges), [e.path for e in t.edges])))
-
-
-def _hops(walk: tuple[int, ...], n: int) -> tuple[Edge, ...]:
-    """Cut a walk over vertices into hops between ranks."""
-    stops = [i for i, v in enumerate(walk) if v < n]
-    return tuple(Edge(walk[i], walk[j], walk[i : j + 1]) for i, j in pairwise(stops))

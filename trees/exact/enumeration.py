@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
 from ..graph.fabric import Arc
-from ..graph.logical import Capacities, SpanningTree, WeightedTree, recentre
+from ..graph.logical import Capacities, SpanningTree, recentre
 
 MAX_TREES = 20_000
 
@@ -48,13 +48,7 @@ def all_spanning_trees(
     found: list[SpanningTree] = []
     every = all_arborescences(list(caps.number), caps.n, max(caps.root, 0), caps.n - 1 if caps.root < 0 else deepest)
     for shape in every:
-        found.append(centred(shape) if caps.root < 0 else shape)
+        found.append(recentre(shape) if caps.root < 0 else shape)
         if len(found) > limit:
             return None
     return [s for s in found if s.depth <= deepest]
-
-
-def centred(shape: SpanningTree) -> SpanningTree:
-    """The same undirected tree, rooted where it is shallowest."""
-    grown = recentre(WeightedTree(shape.root, shape.arcs, 1))
-    return SpanningTree(grown.root, grown.arcs)

@@ -24,7 +24,7 @@ from ..graph.arborescence import Costs, cheapest_arborescence
 from ..graph.automorphism import moved_by
 from ..graph.fabric import Ints, Path
 from ..graph.loads import link_loads, scaled
-from ..graph.logical import WeightedTree, ordered, recentre
+from ..graph.logical import SpanningTree, ordered, recentre
 from ..graph.symmetry import LEAST_RANKS, Symmetry, regular
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, Edge, Tree
@@ -150,7 +150,7 @@ class TemplateProgram:
         paths = {(way[0], way[-1]): way for way in template.ways}
         if self.both:
             paths |= {(way[-1], way[0]): way[::-1] for way in template.ways}
-            root, hops, _ = recentre(WeightedTree(root, hops, 1))
+            root, hops = recentre(SpanningTree(root, hops))
         return Tree(root, tuple(Edge(u, v, paths[u, v]) for u, v in hops), weight)
 
 

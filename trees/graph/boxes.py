@@ -63,8 +63,7 @@ def oriented(f: Fabric, collective: str) -> Fabric:
 
 def outside(f: Fabric, vertex: int) -> bool:
     """Whether this is a switch between the boxes."""
-    t = f.topology
-    return vertex >= t.n and (t.switches[vertex - t.n].kind == "net" or t.switches[vertex - t.n].node < 0)
+    return f.topology.homes[vertex] < 0
 
 
 def tiered(f: Fabric) -> bool:
@@ -75,17 +74,14 @@ def tiered(f: Fabric) -> bool:
 def boxes_of(f: Fabric, collective: str) -> tuple[Box, ...]:
     """The boxes of a cluster, in the direction of ``collective``; empty where the fabric is not a cluster."""
     t = f.topology
-    home = [d.node for d in t.devices] + [s.node if s.kind != "net" else -1 for s in t.switches]
+    home = t.homes
     if len(t.nodes) < LEAST_BOXES:
         return ()
     arcs = oriented(f, collective).arcs
     if any(home[u] != home[v] and -1 not in (home[u], home[v]) for u, v in arcs):
         return ()
     fast = oriented(fabric(t, FAST), collective).arcs
-    members: dict[int, list[int]] = {node: [] for node in t.nodes}
-    for v in f.vertices:
-        if home[v] in members:
-            members[home[v]].append(v)
+    members = f.by_node()
     inside: dict[int, dict[Arc, int]] = {node: {} for node in t.nodes}
     outside: dict[int, list[Arc]] = {node: [] for node in t.nodes}
     for u, v in arcs:

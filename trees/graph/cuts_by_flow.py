@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..deadline import Deadline
 from .fabric import Fabric
@@ -48,18 +49,21 @@ class CutNetwork:
         """
         amounts = [c * scale for c in self.cap.tolist()] + [*supply, *demand]
         if sum(amounts) <= FLOW_LIMIT:
-            from scipy.sparse import csr_array
-            from scipy.sparse.csgraph import maximum_flow
-
-            data = np.array(amounts, np.int32)[self.order]
-            graph = csr_array((data, self.heads, self.starts), shape=(self.size, self.size))
-            found = maximum_flow(graph, s, t)
-            return int(found.flow_value), lambda: _reached(graph - found.flow, s)
+            return self.flow(np.array(amounts, np.int32), s, t)
         flow = MaxFlow(self.size)
         for u, v, i in zip(self.tails.tolist(), self.heads.tolist(), self.order.tolist(), strict=True):
             if amounts[i]:
                 flow.arc(u, v, amounts[i])
         return flow.run(s, t), lambda: flow.source_side(s)
+
+    def flow(self, amounts: NDArray[np.int32], s: int, t: int) -> tuple[int, Side]:
+        """The same for the capacities of all arcs: the fabric's, those from the source, and those to the sink."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import maximum_flow
+
+        graph = csr_array((amounts[self.order], self.heads, self.starts), shape=(self.size, self.size))
+        found = maximum_flow(graph, s, t)
+        return int(found.flow_value), lambda: _reached(graph - found.flow, s)
 
     def leaving(self, side: set[int]) -> int:
         """Units that leave a set of vertices of the fabric."""

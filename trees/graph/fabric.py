@@ -93,6 +93,14 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
             near[u].append(v)
         return {u: tuple(sorted(vs)) for u, vs in near.items()}
 
+    def by_node(self) -> dict[int, list[int]]:
+        """The vertices of every node, without the switches between nodes."""
+        found: dict[int, list[int]] = {node: [] for node in self.topology.nodes}
+        for v in self.vertices:
+            if (node := self.topology.homes[v]) in found:
+                found[node].append(v)
+        return found
+
     def reached(self, start: int) -> set[int]:
         """The vertices that bytes from ``start`` can reach, ranks relaying."""
         seen, todo = {start}, [start]
@@ -241,12 +249,18 @@ def capacity_across(arcs: Mapping[Arc, int], inside: Iterable[int]) -> int:
 
 def capacity_leaving(arcs: Mapping[Arc, int], parts: Iterable[Iterable[int]]) -> int:
     """MB/s of the arcs that leave each part, summed over the parts."""
+    times = leaving(parts)
+    return sum(c * times(u, v) for (u, v), c in arcs.items())
+
+
+def leaving(parts: Iterable[Iterable[int]]) -> Callable[[int, int], int]:
+    """How many of the parts an arc leaves."""
     member: dict[int, set[int]] = {}
     for i, part in enumerate(parts):
         for v in part:
             member.setdefault(v, set()).add(i)
     nowhere: set[int] = set()
-    return sum(c * len(member[u] - member.get(v, nowhere)) for (u, v), c in arcs.items() if u in member)
+    return lambda u, v: len(member[u] - member.get(v, nowhere)) if u in member else 0
 
 
 def subset_of(mask: int, vertices: Sequence[int]) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ uniform share for every pair). The planners pack trees into the logical graph; :
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from math import gcd, lcm
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +32,11 @@ class LogicalGraph(msgspec.Struct, frozen=True, dict=True):
         for (u, v), ways in self.routes.items():
             cap[u, v] = sum(units for _, units in ways)
         return cap
+
+    def as_fabric(self, f: Fabric) -> Fabric:
+        """The arcs as links between the ranks of the fabric that it is made of; capacities are units."""
+        units = {arc: sum(units for _, units in ways) for arc, ways in self.routes.items()}
+        return Fabric(f.topology, f.kinds, units)
 
 
 _LOGICAL: Kept[bool, LogicalGraph] = Kept()  # by whether it is of rails
@@ -104,10 +110,13 @@ class WeightedTree(NamedTuple):
         return depth_of(self.root, self.arcs)
 
 
-def recentre(tree: WeightedTree) -> WeightedTree:
+Rooted = TypeVar("Rooted", SpanningTree, WeightedTree)
+
+
+def recentre(tree: Rooted) -> Rooted:
     """The same undirected tree, rooted where it is shallowest; the lowest such rank."""
     near = neighbours_of(tree.arcs) or {tree.root: []}
-    rooted = (WeightedTree(r, arcs_from(r, near), tree.weight) for r in sorted(near))
+    rooted = (tree._replace(root=r, arcs=arcs_from(r, near)) for r in sorted(near))
     return min(rooted, key=lambda t: (t.depth, t.root))
 
 
@@ -131,6 +140,12 @@ def arcs_from(root: int, near: dict[int, list[int]]) -> tuple[Arc, ...]:
                 queue.append(v)
                 arcs.append((u, v))
     return tuple(arcs)
+
+
+def hops_of(path: Path, n: int) -> tuple[Edge, ...]:
+    """Cut a path over vertices into hops between ranks, of which there are ``n``."""
+    at = [i for i, v in enumerate(path) if v < n]
+    return tuple(Edge(path[a], path[b], path[a : b + 1]) for a, b in pairwise(at))
 
 
 def ordered(root: int, parent: Sequence[int]) -> tuple[Arc, ...]:

@@ -24,7 +24,7 @@ from ..answer import SHARP, check_call
 from ..bounds.certify import certify, partition_certificate
 from ..bounds.prices import FAR
 from ..deadline import NEVER, Deadline
-from ..exact.basis import Floats, exact_basis, exact_prices, lowered
+from ..exact.basis import Floats, exact_basis, exact_prices, fits, lowered
 from ..graph.fabric import Arc, Fabric, Ints, Path, choose_links
 from ..graph.logical import arcs_from, neighbours_of
 from ..tree import Certificate, Edge, Packing, Tree, depth_of, trivial
@@ -112,10 +112,9 @@ def _between_nodes(f: Fabric, sharp: Sequence[int]) -> list[Certificate]:
     """The bound of the nodes as classes, if all switches that fold and copy are in one: trees join k of them k - 1
     times."""
     t = f.topology
-    home = [d.node for d in t.devices] + [s.node if s.kind != "net" else -1 for s in t.switches]
-    if len(t.nodes) < 2 or any(home[v] not in t.nodes for v in sharp):
+    if len(t.nodes) < 2 or any(t.homes[v] not in t.nodes for v in sharp):
         return []
-    return [partition_certificate(f, [tuple(v for v in f.vertices if home[v] == node) for node in t.nodes])]
+    return [partition_certificate(f, [tuple(some) for some in f.by_node().values()])]
 
 
 class _Program:
@@ -191,15 +190,9 @@ class _Program:
         weights = exact_basis(uses, self.capacity, x[used], prices=y)
         if weights is None:
             simple = [Fraction(v).limit_denominator(SIMPLE) for v in x[used].tolist()]
-            weights = simple if self._fits(uses, simple) else lowered(x[used], GRAIN)
+            weights = simple if fits(uses, simple, self.capacity) else lowered(x[used], GRAIN)
         made = (self._tree(paths, w * self.unit) for paths, w in zip(trees, weights, strict=True) if w)
         return tuple(sorted(made, key=lambda t: (-t.weight, t.root, [e.path for e in t.edges])))
-
-    def _fits(self, uses: Ints, weights: Sequence[Fraction]) -> bool:
-        scale = lcm(*(w.denominator for w in weights))
-        amounts = [int(w * scale) for w in weights]
-        sums = (sum(int(row[j]) * amounts[j] for j in np.flatnonzero(row).tolist()) for row in uses)
-        return all(total <= most * scale for total, most in zip(sums, self.capacity.tolist(), strict=True))
 
     def _tree(self, paths: Sequence[Path], weight: Fraction) -> Tree:
         """The tree from the rank from which it is shallowest."""

@@ -10,7 +10,6 @@ section 3.2.1 of the paper gives up rate for fewer trees, this for depth.
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import islice
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -33,14 +32,6 @@ FROM_EACH = (*sorted(PER_RANK), "alltoall")
 SPANNING = frozenset({"broadcast", "reduce"})
 LOSS = Fraction(1, 20)  # of the rate, for fewer trees
 _PLANNED: Kept[tuple[str, int, int | None, bool], Solution | str] = Kept()
-
-
-class Shallow(NamedTuple):
-    """The best packing of trees of at most ``depth`` hops that was found, and a bound of such trees if one was."""
-
-    depth: int
-    found: Solution
-    proof: Certificate | None
 
 
 def fits(problem: Problem) -> bool:
@@ -75,7 +66,7 @@ def _plan(problem: Problem) -> Solution | str:
     soon = problem.collective in FROM_EACH and problem.n <= LISTED_RANKS and len(f.vertices) == f.n
     priced = best(problem, depth) if soon or not problem.options.quick else None
     if priced is not None:
-        return priced.found
+        return priced[0]
     if problem.by_paths or problem.collective == "alltoall":
         return "plans leave out paths of few hops" if problem.options.quick else OUT_OF_TIME
     if depth > least:
@@ -85,8 +76,9 @@ def _plan(problem: Problem) -> Solution | str:
     return Solution(trees, rate, f"trees of {least} hops, the least depth", scheme=_scheme_of(least))
 
 
-def best(problem: Problem, depth: int) -> Shallow | None:
-    """The packing of the linear program over all trees of at most ``depth`` hops, which some tree must have.
+def best(problem: Problem, depth: int) -> tuple[Solution, Certificate | None] | None:
+    """The packing of the linear program over all trees of at most ``depth`` hops, and a bound of such trees if one was
+    found; some tree must be that shallow.
 
     None where there are too many of them to price, or no time is left.
     """
@@ -100,7 +92,7 @@ def best(problem: Problem, depth: int) -> Shallow | None:
     what = "paths" if by_paths else plural(len(found.trees), "tree")
     proved = ", which no such ones exceed" if proof is not None and proof.bound == found.rate else ""
     why = f"the best {what} found of at most {plural(depth, 'hop')}{proved}"
-    return Shallow(depth, found._replace(why=why, scheme=_scheme_of(depth)), proof)
+    return found._replace(why=why, scheme=_scheme_of(depth)), proof
 
 
 def least_depth(problem: Problem) -> int:

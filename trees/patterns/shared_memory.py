@@ -44,7 +44,7 @@ def copies(topology: Topology, rates: dict[int, int], collective: str, root: int
         groups = [((r,), Fraction(n - 1 if r == root else 1, n)) for r in range(n)]
     else:
         groups = [((slowest,), Fraction(2 * (n - 1), n) if collective == "alltoall" else Fraction(1))]
-    return min((copies_certificate(topology, rates, *g) for g in groups), key=lambda c: c.capacity_mbps / c.divisor)
+    return min((copies_certificate(topology, rates, *g) for g in groups), key=lambda c: c.bound)
 
 
 def copies_certificate(
@@ -64,7 +64,7 @@ def share_memory(
     rates = core_rates(topology, memory)
     certificate = copies(topology, rates, collective, root)
     if method == "chain":
-        bound = certificate.capacity_mbps / certificate.divisor
+        bound = certificate.bound
         shapes = _chains(topology.n, memory, collective, root, bound, rates)
     else:
         shapes = _stars(topology.n, memory, collective, root)

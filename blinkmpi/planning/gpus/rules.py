@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ...topology.model import Topology
 from ...trees.tree import CARRIED, Collective, Packing
 from ..default_tables import rows_of
-from ..defaults import BY_MODEL, allowed_of, choices_of, schemes_of
+from ..defaults import BY_MODEL, allowed_of, asked_for, choices_of, schemes_of
 from ..plan import PACKETS, Plan, ProtocolName, Rule
 from ..slots import Choice, Gpus, ctas_of, slots_of
 from ..tuned_table import rows_from, with_few_ctas
@@ -75,16 +75,7 @@ def gpu_rules(
     ]
     if protocol in ("direct", "rs_ag"):
         forced.append(Rule(collective, 0, first, chunk, depth))
-    lowest: dict[tuple[bool, bool], int] = {}
-    for r in forced:
-        kind = r.registered, r.widened
-        lowest[kind] = min(r.min_bytes, lowest.get(kind, r.min_bytes))
-    return [
-        replace(
-            r, min_bytes=0 if r.min_bytes == lowest[r.registered, r.widened] else r.min_bytes, reason="BLINKMPI_ALGO"
-        )
-        for r in forced
-    ]
+    return asked_for(forced)
 
 
 def _table_rows(plan: Plan, topology: Topology, collective: Collective, nvlink: bool) -> list[Rule]:

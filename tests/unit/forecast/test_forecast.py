@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from blinkmpi.errors import FormatError, SettingsError
 from blinkmpi.forecast import rates as step_rates
 from blinkmpi.forecast import simulate
-from blinkmpi.forecast.rates import Hardware, StepCost, StepRates, file_of, hardware_of, quartiles, read
+from blinkmpi.forecast.rates import Hardware, StepCost, StepRates, file_of, hardware_of, read
 from blinkmpi.forecast.steps import SHARED_BYTES, HostSteps
 from blinkmpi.planning.plan import Rule
 from blinkmpi.planning.planner import make_plan
@@ -132,11 +132,6 @@ def test_newer_costs_take_the_place_of_those_of_their_collective() -> None:
         9.0,
         [("broadcast", 2.0), ("allgather", 3.0)],
     )
-
-
-def test_quartiles() -> None:
-    assert quartiles([5.0]) == (5.0, 5.0, 5.0)
-    assert quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
 
 
 # ---------------------------------------------------------------- files

@@ -1,8 +1,8 @@
-"""Blink's own methods: its two stages, the early protocol of groups, and two kinds of links at once."""
+"""Blink's own methods: its two stages, and two kinds of links at once."""
 
 import random
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import product
 from math import inf
 
 import msgspec
@@ -19,7 +19,6 @@ from blinkmpi.program.lower import lower
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import COLLECTIVES, pack, verify
-from blinkmpi.trees.baselines.groups import divide
 from blinkmpi.trees.baselines.mwu import shortest_tree
 from blinkmpi.trees.exact.enumeration import all_spanning_trees
 from blinkmpi.trees.graph.arborescence import cheapest_arborescence
@@ -29,8 +28,7 @@ from blinkmpi.trees.packing import extra_methods, methods
 from blinkmpi.trees.patterns.hybrid import split
 from blinkmpi.trees.problem import MethodOptions
 from tests.unit.trees.packings import call_of, reference, sends_of
-from tests.unit.trees.test_certify import machines, partitions
-from tests.unit.trees.test_few import unique_subsets
+from tests.unit.trees.test_certify import machines
 
 # ---------------------------------------------------------------- two stages
 
@@ -166,49 +164,6 @@ def test_solvers_do_not_print(capfd: pytest.CaptureFixture[str]) -> None:
 def test_too_many_ranks_are_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="mwu"):
         pack(machine("dgx-a100:4"), "broadcast", method="mwu")
-
-
-# ---------------------------------------------------------------- the early protocol
-
-
-@settings(max_examples=40, deadline=None)
-@given(machines(most=6, symmetric=True))
-def test_groups_are_fully_connected_and_the_fewest(t: Topology) -> None:
-    arcs = set(fabric(t, FAST).arcs)
-
-    def full(group: list[int]) -> bool:
-        return all((u, v) in arcs for u, v in combinations(group, 2))
-
-    found = divide(t.n, arcs)
-    assert sorted(v for group in found for v in group) == list(range(t.n))
-    assert all(full(list(group)) for group in found)
-    assert len(found) == min(len(p) for p in partitions(list(range(t.n))) if all(map(full, p)))
-
-
-def test_dgx1_falls_into_two_quads() -> None:
-    for name, rates in (("dgx-1v", (75_000, 50_000)), ("dgx-1p", (60_000, 40_000))):
-        t = machine(name)
-        for collective, rate in zip(("broadcast", "allreduce"), rates, strict=True):
-            packing = pack(t, collective, method="groups")
-            assert packing.rate == rate
-            assert "GPUs 0,1,2,3 | GPUs 4,5,6,7" in packing.reason
-            assert not packing.optimal
-    for tree in pack(machine("dgx-1v"), "broadcast", method="groups").trees:
-        assert sum((e.src < 4) != (e.dst < 4) for e in tree.edges) == 1  # one link between the quads
-
-
-@settings(max_examples=25, deadline=None)
-@given(machines(most=6, symmetric=True), st.sampled_from(["broadcast", "reduce", "allreduce"]), st.integers(0, 99))
-def test_the_protocol_is_feasible_and_no_better_than_trees(t: Topology, collective: str, pick: int) -> None:
-    packing = pack(t, collective, root=pick % t.n, method="groups")
-    assert 0 < packing.rate <= packing.bound
-
-
-@pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
-def test_every_subset_of_a_dgx1v(collective: str) -> None:
-    for t in unique_subsets("dgx-1v"):
-        packing = pack(t, collective, method="groups")
-        assert 0 < packing.rate <= packing.bound, t.name
 
 
 # ---------------------------------------------------------------- two kinds of links at once

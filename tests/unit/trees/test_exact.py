@@ -274,7 +274,7 @@ def test_same_total_weight_as_by_cut_vectors(t: Topology, rooted: bool) -> None:
         mask, units = ratio_cut(cap, t.n, None)
         cap, supply = cap * mask.bit_count(), [units] * t.n
     for trees in (
-        arborescences_by_flow.pack_arborescences(cap, supply),
+        arborescences_by_flow.pack_arborescences(fabric(t, ["nvlink"]), cap, supply),
         arborescences.pack_arborescences(cap, supply, arborescences.ORDERS[0]),
     ):
         left = cap.copy()

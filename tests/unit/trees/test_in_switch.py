@@ -234,17 +234,17 @@ def spoilt() -> Iterator[tuple[str, Packing, str]]:
     yield "load", replace(good, rate=good.rate * 2, trees=(replace(tree, weight=tree.weight * 2),)), "link .* carries"
     yield "lost rank", replace(good, trees=(replace(tree, edges=edges[:-1]),)), "does not reach ranks"
     yield "root", replace(good, trees=(replace(tree, root=8),)), "root 8"
-    yield "order", replace(good, trees=(replace(tree, edges=edges[::-1]),)), "expected an edge from what the tree has"
+    yield "order", replace(good, trees=(replace(tree, edges=edges[::-1]),)), "expected parents before children"
     yield "path", replace(good, trees=(replace(tree, edges=(*edges[:-1], replace(edges[-1], path=(8, 0, 7)))),)), "path"
     cut = good.certificate
     yield "capacity", replace(good, certificate=replace(cut, capacity_mbps=cut.capacity_mbps + 1)), "certificate states"
-    yield "side", replace(good, certificate=replace(cut, parts=((8,), tuple(range(8))))), "each with a rank"
+    yield "side", replace(good, certificate=replace(cut, parts=((8,), tuple(range(8))))), "each not empty"
     classes = Certificate("partition", ((0, 8), (1, 2, 3, 4, 5, 6)), Fraction(1), Fraction(1), "")
-    yield "class", replace(good, certificate=classes), "share out the 8 ranks"
+    yield "class", replace(good, certificate=classes), "part the 8 ranks"
     one_way = Certificate("prices", ((0, 8, 1),), Fraction(450 * GB), Fraction(1), "")
-    yield "prices", replace(good, certificate=one_way), "price above 0 both ways"
+    yield "prices", replace(good, certificate=one_way), "not of both ways"
     yield "kind", replace(good, certificate=replace(cut, kind="copies")), "expected a cut"
-    yield "links", replace(good, links="pcie"), "over pcie"
+    yield "links", replace(good, links="pcie"), "uses pcie"
     yield "collective", replace(good, collective="broadcast"), "expected allreduce"
 
 
