@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
-from blinkmpi.forecast.rates import quartiles  # noqa: E402
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather")
 WITHIN = 0.1  # of the measurement: what a prediction should be
@@ -46,7 +47,7 @@ def rows(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         errors = [p / m - 1 for p, m in samples[key]]
         one["bound_us"] = median(one.pop("bounds"))
         for name, values in (("predicted_us", predicted), ("measured_us", measured), ("error_of_a_job", errors)):
-            low, mid, high = quartiles(values)
+            low, mid, high = np.percentile(values, (25, 50, 75)).tolist()
             one[name] = mid
             one[f"{name}_quartiles"] = [low, high]
         one["error"] = one["predicted_us"] / one["measured_us"] - 1
