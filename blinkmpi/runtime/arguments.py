@@ -113,11 +113,6 @@ class Prepared(msgspec.Struct, frozen=True):
         """Whether the buffers lie in GPU memory."""
         return isinstance(self.send, DeviceArray) or isinstance(self.recv, DeviceArray)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the call as it is counted, on this rank."""
-        return self.blocks.nbytes if self.blocks else self.call.nbytes
-
 
 class NeedsNumbers(msgspec.Struct, frozen=True):
     """A call whose ranks must tell each other their ``numbers`` before it is known: all have as many.

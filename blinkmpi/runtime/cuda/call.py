@@ -62,7 +62,7 @@ class CudaCall:
         self.history, self.context, self.host, self.holder = history, context, history.host, holder
         self.launch: object = None  # the launch_t by which C repeats the call, if it can
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
-        self.text, self.nbytes, self.blocks = called.words, ready.nbytes, ready.blocks
+        self.text, self.nbytes, self.blocks = called.words, (ready.blocks or ready.call).nbytes, ready.blocks
         self.reusable = search is None  # not while the best chunk is still being searched for
         self.seq = self._number = 0
         self._launch = context.transport.starter(kernel, stream, holder, self.nbytes)
