@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from ..errors import FormatError, SettingsError
-from ..util.cache_folder import read_kept
 from ..util.codec import Document, Value
+from ..util.kept_documents import kept_document
 from ..util.text import brief
 
 FORMAT_VERSION = 1
@@ -142,17 +142,10 @@ def read(path: Path, hardware: Hardware) -> StepRates | None:
     Raises:
         FormatError, SettingsError: if it cannot be read, or was measured elsewhere.
     """
-    where = brief(str(path))
-    try:
-        text = read_kept(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise SettingsError(f"cannot read {where}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
-    found = StepRates.from_json(text, source=where)
-    if found.hardware != hardware:
+    found = kept_document(path, StepRates)
+    if found is not None and found.hardware != hardware:
         raise SettingsError(
-            f"{where} was measured with {brief(found.hardware.text)}, and this is {hardware.text}; remove it, and "
-            "measure here with blinkmpi tune"
+            f"{brief(str(path))} was measured with {brief(found.hardware.text)}, and this is {hardware.text}; "
+            "remove it, and measure here with blinkmpi tune"
         )
     return found

@@ -8,6 +8,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -117,19 +118,36 @@ class Report(msgspec.Struct, frozen=True):
     version: int = 1
 
 
-def read(path: Path) -> Process:
-    """What a process counted, while it runs or after it.
+P = TypeVar("P", bound=ctypes.Structure)
+
+
+def page_of(path: Path, kind: type[P], magic: int, what: str) -> P:
+    """The page that a process keeps in a file.
+
+    Args:
+        magic: the page's first word.
+        what: the page has, in words.
 
     Raises:
         ArgumentError: if the file cannot be read, or is none of ours.
     """
     try:
         with path.open("rb") as file:
-            data = file.read(ctypes.sizeof(_Page) + 1)
+            data = file.read(ctypes.sizeof(kind) + 1)
     except OSError as error:
         raise ArgumentError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    if len(data) != ctypes.sizeof(_Page) or (page := _Page.from_buffer_copy(data)).magic != MAGIC:
-        raise ArgumentError(f"{str(path)!r} has no counts of NCCL's calls as this version writes them")
+    if len(data) != ctypes.sizeof(kind) or (page := kind.from_buffer_copy(data)).magic != magic:
+        raise ArgumentError(f"{str(path)!r} has no {what} as this version writes it")
+    return page
+
+
+def read(path: Path) -> Process:
+    """What a process counted, while it runs or after it.
+
+    Raises:
+        ArgumentError: if the file cannot be read, or is none of ours.
+    """
+    page = page_of(path, _Page, MAGIC, "count of NCCL's calls")
     comms = tuple((int(c.ranks), int(c.rank)) for c in page.comm[: page.comms])
     calls = tuple(
         Calls(

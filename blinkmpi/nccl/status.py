@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ArgumentError
-from .counts import OPS, TYPES
+from .counts import OPS, TYPES, page_of
 
 MAGIC = int.from_bytes(b"bnlsttt1", "little")
 MEMFD = "/memfd:blinkmpi-nccl-door"
@@ -100,13 +100,7 @@ def read(path: Path) -> DoorStatus:
     Raises:
         ArgumentError: if the file cannot be read, or is none of ours.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(ctypes.sizeof(_Page) + 1)
-    except OSError as error:
-        raise ArgumentError(f"cannot read {str(path)!r}: {error.strerror}") from error
-    if len(data) != ctypes.sizeof(_Page) or (page := _Page.from_buffer_copy(data)).magic != MAGIC:
-        raise ArgumentError(f"{str(path)!r} has no status of the door as this version writes it")
+    page = page_of(path, _Page, MAGIC, "status of the door")
     return DoorStatus(int(page.pid), _text(page.why), tuple(_communicator(c) for c in page.comm[: page.comms]))
 
 

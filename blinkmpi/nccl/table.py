@@ -14,12 +14,11 @@ from typing import ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from ..errors import FormatError, SettingsError
+from ..errors import FormatError
 from ..planning import tuned_table
 from ..topology.model import Topology
-from ..util.cache_folder import read_kept
 from ..util.codec import Document, Value
-from ..util.text import brief
+from ..util.kept_documents import kept_document
 
 FORMAT_VERSION = 1
 FASTER = 1.03  # NCCL's time over ours, at least
@@ -129,14 +128,7 @@ def read(path: Path) -> FasterTable | None:
     Raises:
         FormatError, SettingsError: if it cannot be read.
     """
-    try:
-        text = read_kept(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        where = brief(str(path))
-        raise SettingsError(f"cannot read {where}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
-    return FasterTable.from_json(text, source=brief(str(path)))
+    return kept_document(path, FasterTable)
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -16,12 +16,11 @@ from typing import ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from ..errors import FormatError, SettingsError
+from ..errors import FormatError
 from ..lang.algorithms import Algorithm
 from ..topology.model import Topology
-from ..util.cache_folder import read_kept
 from ..util.codec import Document
-from ..util.text import brief
+from ..util.kept_documents import kept_document
 from .plan import PACKETS, Plan, Rule
 from .slots import FEW_CTAS
 
@@ -82,14 +81,7 @@ def read(path: Path) -> TunedTable | None:
     Raises:
         FormatError, SettingsError: if it cannot be read.
     """
-    try:
-        text = read_kept(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        where = brief(str(path))
-        raise SettingsError(f"cannot read {where}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
-    return TunedTable.from_json(text, source=brief(str(path)))
+    return kept_document(path, TunedTable)
 
 
 def taken(plan: Plan, table: TunedTable, machine: Topology, max_ctas: int = 0) -> Plan:
