@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from ..errors import FormatError, SettingsError
+from ..util.cache_folder import kept_document
 from ..util.codec import Document, Value
-from ..util.kept_documents import kept_document
 from ..util.text import brief
 
 FORMAT_VERSION = 1

@@ -126,7 +126,7 @@ def page_of(path: Path, kind: type[P], magic: int, what: str) -> P:
 
     Args:
         magic: the page's first word.
-        what: the page has, in words.
+        what: what it should have, for the error.
 
     Raises:
         ArgumentError: if the file cannot be read, or is none of ours.
@@ -137,7 +137,7 @@ def page_of(path: Path, kind: type[P], magic: int, what: str) -> P:
     except OSError as error:
         raise ArgumentError(f"cannot read {str(path)!r}: {error.strerror}") from error
     if len(data) != ctypes.sizeof(kind) or (page := kind.from_buffer_copy(data)).magic != magic:
-        raise ArgumentError(f"{str(path)!r} has no {what} as this version writes it")
+        raise ArgumentError(f"{str(path)!r} has no {what}")
     return page
 
 
@@ -147,7 +147,7 @@ def read(path: Path) -> Process:
     Raises:
         ArgumentError: if the file cannot be read, or is none of ours.
     """
-    page = page_of(path, _Page, MAGIC, "count of NCCL's calls")
+    page = page_of(path, _Page, MAGIC, "counts of NCCL's calls as this version writes them")
     comms = tuple((int(c.ranks), int(c.rank)) for c in page.comm[: page.comms])
     calls = tuple(
         Calls(

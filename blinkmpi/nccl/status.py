@@ -100,7 +100,7 @@ def read(path: Path) -> DoorStatus:
     Raises:
         ArgumentError: if the file cannot be read, or is none of ours.
     """
-    page = page_of(path, _Page, MAGIC, "status of the door")
+    page = page_of(path, _Page, MAGIC, "status of the door as this version writes it")
     return DoorStatus(int(page.pid), _text(page.why), tuple(_communicator(c) for c in page.comm[: page.comms]))
 
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from ..errors import FormatError
 from ..planning import tuned_table
 from ..topology.model import Topology
+from ..util.cache_folder import kept_document
 from ..util.codec import Document, Value
-from ..util.kept_documents import kept_document
 
 FORMAT_VERSION = 1
 FASTER = 1.03  # NCCL's time over ours, at least

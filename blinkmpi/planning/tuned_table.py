@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from ..errors import FormatError
 from ..lang.algorithms import Algorithm
 from ..topology.model import Topology
+from ..util.cache_folder import kept_document
 from ..util.codec import Document
-from ..util.kept_documents import kept_document
 from .plan import PACKETS, Plan, Rule
 from .slots import FEW_CTAS
 

@@ -5,7 +5,7 @@
 ``together``      failing together: an error on one rank is an error on all
 ``lazy``          names that a package offers, loaded from their modules when they are asked for
 ``launcher``      what MPI's launcher tells a process; ``singleton`` tidies up where there is none
-``cache_folder``  the user's cache folder; ``kept_documents`` what was measured in it; ``lru`` a cache in memory
+``cache_folder``  the user's cache folder; ``lru`` a cache in memory
 ``shared_memory``  memory that the processes of a machine share
 ``dlpack``        what a DLPack capsule says of its tensor
 ``files``         reads a file that a user names, whatever lies there; ``xml_elements`` the XML in it

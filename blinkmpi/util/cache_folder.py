@@ -12,9 +12,14 @@ import stat
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from ..errors import SettingsError
+from .codec import Document
 from .files import MOST_BYTES, read_descriptor
+from .text import brief
+
+D = TypeVar("D", bound=Document)
 
 WHOLE_MAP = ["0", "0", "4294967295"]  # of a process that knows all users
 UNMAPPED = 65534  # how a user is called that this user namespace does not know, as root is in some containers
@@ -90,6 +95,22 @@ def read_kept(path: Path, *, most: int = MOST_BYTES) -> bytes:
         return read_descriptor(file, most)
     finally:
         os.close(file)
+
+
+def kept_document(path: Path, kind: type[D]) -> D | None:
+    """What was measured, from a file of that folder; None if there is no file.
+
+    Raises:
+        FormatError, SettingsError: if it cannot be read.
+    """
+    where = brief(str(path))
+    try:
+        text = read_kept(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SettingsError(f"cannot read {where}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
+    return kind.from_json(text, source=where)
 
 
 @cache

@@ -334,7 +334,7 @@ class CudaContext:
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory that is not this GPU's, whatever the object says that shows it."""
-        for buffer in (ready.send, ready.recv, *_counts(ready)):
+        for buffer in (ready.send, ready.recv, *(_counts(ready.blocks) if ready.blocks else ())):
             if isinstance(buffer, DeviceArray) and buffer.size and (why := self.gpu.why_not_here(buffer.ptr)):
                 raise BufferTypeError(
                     f"{name}: a buffer is not this GPU's memory: {why}. Make arrays when the Communicator is there, "
@@ -343,7 +343,8 @@ class CudaContext:
 
     def stream_of(self, ready: Prepared) -> int:
         """The stream that a call's buffers were made on."""
-        first, *others = (b.stream for b in (ready.recv, ready.send, *_counts(ready)) if isinstance(b, DeviceArray))
+        counts = _counts(ready.blocks) if ready.blocks else ()
+        first, *others = (b.stream for b in (ready.recv, ready.send, *counts) if isinstance(b, DeviceArray))
         for other in set(others) - {first}:
             self.gpu.after(first, other)
         return first
@@ -464,9 +465,9 @@ class CudaContext:
         self._buffers = {}
 
 
-def _counts(ready: Prepared) -> tuple[DeviceArray, ...]:
+def _counts(blocks: InBlocks) -> tuple[DeviceArray, ...]:
     """The lengths of a call that lie in GPU memory."""
-    return ready.blocks.counts.arrays if ready.blocks and ready.blocks.counts else ()
+    return blocks.counts.arrays if blocks.counts else ()
 
 
 def _part(device: DeviceArray) -> tuple[int, int]:

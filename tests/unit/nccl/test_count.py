@@ -205,7 +205,7 @@ def test_a_folder_that_ld_preload_cannot_name(tmp_path: Path, monkeypatch: pytes
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(1000))
-    with pytest.raises(ArgumentError, match="has no count of"):
+    with pytest.raises(ArgumentError, match="has no counts"):
         read(tmp_path / "x")
     with pytest.raises(ArgumentError, match="No such file"):
         read(tmp_path / "y")

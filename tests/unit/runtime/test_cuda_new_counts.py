@@ -37,7 +37,7 @@ from tests.unit.runtime.test_cuda_calls import Cai
 from tests.unit.topology.test_gather import on_ranks
 from tests.unit.transport.test_cuda_memory import FakeGpu
 
-CALLS = 214  # Python functions that a new count calls, the check of its arguments included; 150 for a single kernel
+CALLS = 210  # Python functions that a new count calls, the check of its arguments included; 150 for a single kernel
 
 
 class CountingGpu(FakeGpu):
