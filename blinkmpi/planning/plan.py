@@ -277,7 +277,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
                         if parent not in reached or child in reached or not 0 <= child < self.n or len(e.path) < 2:
                             said = f"trees[{j}]{way}: {e.src}->{e.dst} by {quoted(e.path)}"
                             raise PlanError(f"{where}: {said} is no edge to a rank that the tree does not have yet, "
-                                            "from the root on; plan again")  # fmt: skip
+                                            "parents first; plan again")  # fmt: skip
                         reached.add(child)
         for i, turn in enumerate(self.turns):
             planned = turn.like not in self._turns and 0 <= turn.like < self.n <= len(turn.image)

@@ -88,7 +88,7 @@ FILES: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "weight": (read_plan, PLAN.replace('"weight": "', '"weight": "-', 1), r"packings\[0\].*trees\[0\].*weight -"),
     "long weight": (read_plan, PLAN.replace('"weight": "', f'"weight": "{"9" * 4000}', 1), "expected a fraction"),
     "exponent": (read_plan, PLAN.replace('"rate": "', '"rate": "1e999999999', 1), "expected a fraction"),
-    "order": (read_plan, PLAN.replace('"dst": 1', '"dst": 0'), "does not have yet"),
+    "order": (read_plan, PLAN.replace('"dst": 1', '"dst": 0'), "parents first"),
     "divisor": (read_plan, PLAN.replace('"divisor": "1"', '"divisor": "0"'), "expected more than 0"),
 }  # fmt: skip
 
