@@ -637,15 +637,17 @@ EXPORT void blinkmpi_door_retire(void) {
 }
 
 /* While a communicator is being opened: 1 + the first of the other ranks that will not open it any more, -1 if this one must not
- * either, 0: go on. */
+ * either, 0: go on. A rank that has died comes before one that cannot open, which may be for its death. */
 EXPORT int blinkmpi_door_lost(const void *peers) {
   const agreement_t *const a = peers;
   if (__atomic_load_n(&retired, __ATOMIC_SEQ_CST) || get(&slot_of(a, a->rank)->left)) return -1;
+  int lost = 0;
   for (int r = 0; r < a->n; r++) {
     const slot_t *const slot = slot_of(a, r);
-    if (r != a->rank && (get(&slot->opened) == CANNOT_OPEN || is_away(slot, is_gone))) return r + 1;
+    if (r != a->rank && is_away(slot, is_gone)) return r + 1;
+    if (r != a->rank && !lost && get(&slot->opened) == CANNOT_OPEN) lost = r + 1;
   }
-  return 0;
+  return lost;
 }
 
 /* For a kernel's arguments as a record makes them, and its grid. */

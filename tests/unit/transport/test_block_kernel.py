@@ -27,6 +27,7 @@ from blinkmpi.transport.cuda.memory_layout import (
     block_lanes,
     lanes_of_block,
 )
+from tests.unit.transport.at_own_speeds import run_all
 
 LANES, DEPTH = 2, 2
 LENGTHS = (0, 1, BLOCK_LANE + 1, MESSAGE_CHUNK + 5, 9 * MESSAGE_CHUNK)
@@ -196,19 +197,9 @@ class Machine:
 
 def run(machine: Machine, calls: Sequence[Call], n: int, steps: int = 400_000) -> bool:
     """Run all ranks until they have ended, each at a speed of its own; False if they have not after so many steps."""
-    running = [machine.kernels(calls, rank) for rank in range(n)]
-    speeds = [0.02 + float(speed) for speed in machine.rng.random(n) ** 4]
-    late = float(machine.rng.choice([0.05, 0.3, 0.5]))  # how fast stores are
-    for _ in range(steps):
-        if not running:
-            return True
-        if machine.travelling and machine.rng.random() < late:
-            machine.arrive()
-            continue
-        at = int(machine.rng.integers(len(running)))
-        if machine.rng.random() < speeds[at] and next(running[at], machine) is machine:
-            del running[at], speeds[at]
-    return False
+    models = [machine.kernels(calls, rank) for rank in range(n)]
+    arrives = float(machine.rng.choice([0.05, 0.3, 0.5]))  # how fast stores are
+    return run_all(machine, models, slowest=0.02, arrives=arrives, steps=steps)
 
 
 def some_calls(n: int, many: int, rng: np.random.Generator) -> list[Call]:

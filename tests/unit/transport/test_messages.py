@@ -27,6 +27,7 @@ from blinkmpi.transport.cuda.memory_layout import (
     message_bytes,
     message_lanes,
 )
+from tests.unit.transport.at_own_speeds import run_all
 
 Chunk = tuple[int, int]  # of which message, and where it begins
 Cta = tuple[int, int, int, bool]  # writer, reader, lane, which end
@@ -116,18 +117,7 @@ class End:
 
 def run(machine: Machine, ends: Sequence[End], steps: int = 500_000) -> bool:
     """Run all until they have ended, each at a speed of its own; False if they have not after so many steps."""
-    running = [end.run() for end in ends]
-    speeds = [0.03 + float(speed) for speed in machine.rng.random(len(ends)) ** 4]
-    for _ in range(steps):
-        if not running:
-            return True
-        if machine.travelling and machine.rng.random() < 0.5:
-            machine.arrive()
-            continue
-        at = int(machine.rng.integers(len(running)))
-        if machine.rng.random() < speeds[at] and next(running[at], machine) is machine:
-            del running[at], speeds[at]
-    return False
+    return run_all(machine, [end.run() for end in ends], slowest=0.03, arrives=0.5, steps=steps)
 
 
 SIZES = (0, 1, MESSAGE_LANE, MESSAGE_LANE + 1, 5 * MESSAGE_LANE, 40 * MESSAGE_CHUNK)

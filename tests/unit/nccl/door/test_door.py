@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -39,14 +39,6 @@ def door() -> Path:
     path, why = built(DOOR / "door.c", FLAGS)
     assert path is not None, why
     return path
-
-
-@pytest.fixture(autouse=True)
-def _leaves_nothing() -> Iterator[None]:
-    """In /dev/shm."""
-    before = left_behind()
-    yield
-    assert left_behind() <= before
 
 
 class Ranks:

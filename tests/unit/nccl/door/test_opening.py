@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +19,6 @@ from blinkmpi.nccl.table import Faster, FasterTable, file_of, variables
 from blinkmpi.topology.gpu_topology import from_gpus
 from blinkmpi.transport.cuda.kernels.compiler import kernels_digest
 from tests.harness import ENVIRONMENT, ROOT
-from tests.unit.nccl.door.left import left_behind
 from tests.unit.topology.test_probe import recorded
 
 HERE = Path(__file__).parent
@@ -66,14 +65,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cuda = ["-Wl,-soname,libcuda.so.1", "-o", str(made / "libcuda.so.1"), "-x", "c", "-"]
     subprocess.run([*words, *cuda], input=CUDA, text=True, check=True, timeout=SECONDS)
     return made
-
-
-@pytest.fixture(autouse=True)
-def _leaves_nothing() -> Iterator[None]:
-    """In /dev/shm: neither pages nor stores."""
-    before = left_behind()
-    yield
-    assert left_behind() <= before
 
 
 class Ended:
