@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -116,7 +115,7 @@ def _hold(folder: Path) -> int:
             raise PeerLost(f"cannot enter {folder}: {error.strerror}; see what is in /dev/shm") from error
         try:
             fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.fstat(held).st_nlink:
+            if _is_held_in(folder, held):
                 return held
         except BlockingIOError:  # somebody sees whether it is alone
             pass
@@ -131,5 +130,22 @@ def _remove_if_alone(folder: Path, held: int) -> None:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    if os.fstat(held).st_nlink:  # whoever comes now, sees that the file has no name, and makes another one
-        shutil.rmtree(folder, ignore_errors=True)
+    if not _is_held_in(folder, held):
+        return
+    # It leaves its name first: whoever comes now makes another one, and nothing of that one is removed here.
+    going = folder.with_name(f"{folder.stem}.{os.getpid()}.{threading.get_ident()}{folder.suffix}")
+    with contextlib.suppress(OSError):  # what stays, another process sweeps
+        folder.rename(going)
+        for path in going.iterdir():
+            if path.name != HELD:
+                path.unlink()
+        (going / HELD).unlink()  # the last, as sweep() looks for it
+        going.rmdir()
+
+
+def _is_held_in(folder: Path, held: int) -> bool:
+    """Whether the file that is held is the one that a folder of this name has now."""
+    try:
+        return os.path.samestat(os.fstat(held), os.lstat(folder / HELD))
+    except (FileNotFoundError, NotADirectoryError):
+        return False

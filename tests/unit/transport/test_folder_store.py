@@ -1,7 +1,9 @@
 """A folder as a store among processes of a machine: it is there while one of them is in it, and no longer."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,31 @@ def test_a_folder_that_is_not_this_users_alone_is_refused(tmp_path: Path, make: 
         folder.chmod(0o777)
     with pytest.raises(PeerLost, match=r"a\.store"), shared_folder(folder):
         pass
+
+
+@pytest.mark.parametrize("step", ["unlink of a key", "unlink of what is held", "rmdir"])
+def test_who_comes_as_the_folder_is_removed_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Nothing of what it writes is removed with the old folder."""
+    folder, entered = tmp_path / "a.store", ExitStack()
+    steps = {"unlink of a key": "key", "unlink of what is held": HELD, "rmdir": "a."}
+
+    def come(path: Path, remove: Callable[[Path], None]) -> None:
+        if path.name.startswith(steps[step]):
+            new = entered.enter_context(shared_folder(folder))
+            assert not new.check(["key"])
+            new.set("key", b"new")
+        remove(path)
+
+    with entered:
+        with monkeypatch.context() as patch, shared_folder(folder) as old:
+            old.set("key", b"old")
+            for name in ("unlink", "rmdir"):
+                patch.setattr(Path, name, lambda path, remove=getattr(Path, name): come(path, remove))
+        assert os.listdir(tmp_path) == [folder.name]
+        assert (folder / "key").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == []
 
 
 def test_many_come_and_go_at_once(tmp_path: Path) -> None:
