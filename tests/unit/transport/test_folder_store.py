@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -77,8 +78,8 @@ def test_who_comes_as_the_folder_is_removed_has_one_of_its_own(
     with entered:
         with monkeypatch.context() as patch, shared_folder(folder) as old:
             old.set("key", b"old")
-            for name in ("unlink", "rmdir"):
-                patch.setattr(Path, name, lambda path, remove=getattr(Path, name): come(path, remove))
+            patch.setattr(Path, "unlink", partialmethod(come, Path.unlink))
+            patch.setattr(Path, "rmdir", partialmethod(come, Path.rmdir))
         assert os.listdir(tmp_path) == [folder.name]
         assert (folder / "key").read_bytes() == b"new"
     assert os.listdir(tmp_path) == []
