@@ -7,10 +7,10 @@
 ``algorithms``   ``Algorithm``: the value, and what can be asked of it
 ``lower``        makes a Program of it; ``stages`` its channels and stages
 ``interpreter``  runs it on NumPy
-``library``      those that have names
+``library``      those that have names; ``picture`` draws one
 ``packed``       trees of a packing as an Algorithm, and as Python text
 ``xml/``         MSCCL's XML: read, judged, and made of a flow
-``msccl``        MSCCLang's own names, for programs of msccl-tools as they are
+``msccl``        MSCCLang's own names, for programs of msccl-tools as they are; ``msccl_collectives`` its collectives
 """
 
 from typing import TYPE_CHECKING

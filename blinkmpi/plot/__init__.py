@@ -1,1 +1,1 @@
-"""Pictures of machines and trees."""
+"""Pictures of a ``machine`` and of ``trees`` in it; ``layout`` says where everything lies."""

@@ -47,12 +47,19 @@ def test_map_links_and_folders_are_equal() -> None:
     assert folders == set(package_dir.values()), "a folder of the package has no __init__.py"
 
 
-@pytest.mark.parametrize("room", ["runtime", "torch", "transport", "util"])
+ROOMS = (
+    *("bench", "doctor", "forecast", "lang", "launch", "measure", "nccl", "plot", "program", "runtime", "top"),
+    *("topology", "torch", "transport", "util"),
+)
+
+
+@pytest.mark.parametrize("room", ["", *ROOMS])
 def test_an_init_is_a_map_of_its_folder(room: str) -> None:
     """It names each module and each package in it, with those below."""
-    for init in sorted((ROOT / "blinkmpi" / room).rglob("__init__.py")):
+    top = (ROOT / "blinkmpi" / room).resolve()
+    for init in sorted(top.rglob("__init__.py")) if room else [top / "__init__.py"]:
         named = set(re.findall(r"\w+", ast.get_docstring(ast.parse(init.read_bytes())) or ""))
-        modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
+        modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
         folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
         assert not (modules | folders) - named, init
 
