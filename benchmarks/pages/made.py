@@ -30,7 +30,14 @@ def choices_on_gpus() -> str:
     return gpu_choice.table(json.loads(gpu_choice.RESULT.read_text(encoding="utf-8"))["rows"])
 
 
+def in_readme() -> str:
+    """The table that the README has."""
+    begin, end = report.MARKS
+    return (report.ROOT / report.README).read_text(encoding="utf-8").split(begin)[1].split(end)[0]
+
+
 SOURCES: dict[str, Callable[[], dict[str, str]]] = {
+    "readme": lambda: {"measured": in_readme()},
     "performance": lambda: report.ratio_tables(report.read(report.RESULTS)),
     "measurements": lambda: {"all": report.render(report.read(report.RESULTS))},
     "losses": losses.tables,

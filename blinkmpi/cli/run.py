@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--strict", action="store_true", help="a call that blinkmpi would hand to MPI is an error")
-    add("--timeout", type=float, metavar="SECONDS", help="how long a call may wait (default: BLINKMPI_TIMEOUT, or 300)")
+    add("--timeout", type=float, metavar="SECONDS", help="how long a call may wait (BLINKMPI_TIMEOUT, or 1800)")
     text = "torch.distributed takes blink where the program names one of these backends: gloo,nccl"
     add("--backend-for", metavar="LIST", help=text)
     words: dict[str, Any] = {"nargs": argparse.REMAINDER, "default": []}
@@ -39,9 +39,15 @@ def run(args: argparse.Namespace) -> int:
         from mpi4py import run as program
     except ImportError as error:
         raise ArgumentError(f"blinkmpi run needs mpi4py: {error}; pip install 'blinkmpi[mpi]'") from error
+    no_world = args.backend_for is not None and _by_torchrun()
+    if no_world and (args.strict or args.timeout is not None):
+        raise ArgumentError(
+            "--strict, --timeout: they are for calls of MPI.COMM_WORLD, and torchrun starts no MPI; leave them out and "
+            "give init_process_group its timeout="
+        )
     if args.backend_for is not None:
         _serve(args.backend_for)
-    if args.backend_for is None or not _by_torchrun():
+    if not no_world:
         from ..world import World
 
         World(strict=args.strict, timeout=args.timeout).put()

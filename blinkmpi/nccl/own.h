@@ -12,7 +12,7 @@ typedef int result_t; /* of NCCL: 0 is success */
 
 enum { SUCCESS = 0, INTERNAL_ERROR = 3, IN_PROGRESS = 7 };
 
-static __thread int inside; /* a call of NCCL's, which may call NCCL's functions by these names */
+static __thread int inside; /* how deep this thread is in calls of NCCL, which itself calls functions of these names */
 
 static void *find(const char *name) {
   static void *opened;

@@ -17,7 +17,7 @@ from .foreign import imported
 
 
 class KeptMemory:
-    """How much memory of our own the calls have that are kept to be made again."""
+    """Counts, and limits, the memory of our own that kept calls hold; a kept call can be made again."""
 
     LITTLE = 64 << 10  # a call is kept if it holds at most so many bytes of our memory
     MOST = 64 << 20  # bytes that all longer calls may hold together
@@ -35,7 +35,7 @@ class KeptMemory:
 
 
 class Keyed:
-    """An argument of our own; ``key`` tells it from others, or is None if no call of it is kept."""
+    """A type of argument that is blinkmpi's; ``key`` identifies it among kept calls. None: no call of it is kept."""
 
     __slots__ = ()
     key: int | None
@@ -81,7 +81,7 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any, buffers: int) -> tu
     one of CuPy or torch.
 
     Args:
-        buffers: which arguments are buffers, a bit each; an array elsewhere is of numbers, which may change.
+        buffers: bit i is set where argument i is a buffer of data. Another array has counts, which may change.
     """
     key: list[Any] = [prepare]
     cupy, device = imported("cupy"), False

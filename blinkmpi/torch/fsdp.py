@@ -14,6 +14,7 @@ import torch
 
 from ..errors import ArgumentError
 from .collectives import NO_SECONDS, TensorCollectives
+from .group import communicator, same_ranks
 from .mem_pool import in_pool, mem_pool
 from .operands import Tensor
 from .work import Work
@@ -31,11 +32,16 @@ class _OnCommunicator(TensorCollectives):
     """Calls on tensors by a Communicator that no process group owns.
 
     Args:
-        comm: a Communicator of the ranks that share the model's parameters, in their order.
+        comm: a Communicator of the ranks that share the model's parameters, in their order, or a group of backend
+            ``blink``; by default the default group.
+
+    Raises:
+        ArgumentError: if there is no such group; of a call, if the model's group has other ranks.
     """
 
-    def __init__(self, comm: Any) -> None:
-        self.comm, self.rank_here, self.timeout_s = comm, comm.rank, -1.0
+    def __init__(self, comm: Any = None) -> None:
+        self.comm = communicator(comm, type(self).__name__)
+        self.rank_here, self.timeout_s = self.comm.rank, -1.0
         self._said = False  # that there is no pool
 
     def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> Tensor:
@@ -68,7 +74,8 @@ class AllGather(_OnCommunicator):
     """For ``set_custom_all_gather``."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Work | None:
-        """Collect everybody's tensor in one; ``group`` is torch's and not used."""
+        """Collect everybody's tensor in one; ``group`` is torch's, which carries nothing."""
+        same_ranks(self.comm, group, "AllGather")
         return _work(self.all_gather_single(output_tensor, input_tensor, CallOptions(async_op)), async_op)
 
 
@@ -79,4 +86,5 @@ class ReduceScatter(_OnCommunicator):
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Work | None:
         """Reduce a tensor of one block for each rank; each gets its own."""
+        same_ranks(self.comm, group, "ReduceScatter")
         return _work(self.reduce_scatter_single(output_tensor, input_tensor, CallOptions(async_op, op)), async_op)

@@ -263,6 +263,20 @@ def communicator(comm: Any, what: str) -> Any:
     return comm
 
 
+def same_ranks(comm: Any, group: dist.ProcessGroup, what: str) -> None:
+    """Refuse a Communicator of other ranks than torch's group: its result would be theirs alone, and no error.
+
+    Raises:
+        ArgumentError: if their numbers of ranks, or this rank's numbers in them, differ.
+    """
+    if (comm.rank, comm.size) != (group.rank(), group.size()):
+        raise ArgumentError(
+            f"{what}: rank {group.rank()} of torch's group of {group.size()} is rank {comm.rank} of a Communicator of "
+            f"{comm.size}; pass one of the same ranks. Under torchrun every process is an MPI of its own: pass "
+            "torch.distributed.new_group(backend='blink')"
+        )
+
+
 class Received(Work):
     """A message for GPU memory that comes by way of host memory.
 

@@ -14,7 +14,7 @@ from ..collectives import dispatcher_of
 from ..errors import BlinkError
 from ..runtime.collectives import ALLREDUCE
 from .fast_path import average, quick_calls
-from .group import communicator
+from .group import communicator, same_ranks
 from .operands import typed
 from .profiling import profiled
 from .streams import stream_apart
@@ -31,9 +31,11 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
         What ``register_comm_hook(state, hook)`` takes; it has no state. An error of a call says which bucket it was.
 
     Raises:
-        ArgumentError: if there is no such group.
+        ArgumentError: if there is no such group, or its one rank is not all of torch's job.
     """
     comm, quick = communicator(comm, "ddp_hook"), None
+    if comm.size == 1 and dist.is_initialized():  # DDP does not say whose gradients these are; one's own need no hook
+        same_ranks(comm, dist.distributed_c10d._get_default_group(), "ddp_hook")
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         nonlocal quick

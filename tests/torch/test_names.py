@@ -105,6 +105,15 @@ def test_a_name_that_torch_does_not_have_is_refused() -> None:
     assert "--backend-for: 'gluu'; name backends of torch.distributed: gloo, nccl, mpi" in done.stderr
 
 
+@pytest.mark.parametrize("flag", [["--strict"], ["--timeout", "5"]])
+def test_flags_of_a_world_that_torchrun_does_not_make_are_refused(flag: list[str]) -> None:
+    words = [sys.executable, "-m", "blinkmpi", "run", "--backend-for", "gloo", *flag, "-c", "pass"]
+    env = {**os.environ, "TORCHELASTIC_RUN_ID": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, env=env)
+    assert done.returncode == 2
+    assert "--strict, --timeout: they are for calls of MPI.COMM_WORLD, and torchrun starts no MPI" in done.stderr
+
+
 def test_without_torch_one_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('none here')")
     words = [sys.executable, "-m", "blinkmpi", "run", "--backend-for", "gloo", "-c", "pass"]

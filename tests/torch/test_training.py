@@ -234,7 +234,7 @@ def test_the_hook_beside_gloo(comm: MPI.Intracomm) -> None:
     from blinkmpi.torch import ddp_hook
 
     weights = {}
-    with job("gloo"), blinkmpi.Communicator(comm) as ours:
+    with job("gloo"), blinkmpi.Communicator(comm) as ours, blinkmpi.Communicator(MPI.COMM_SELF) as alone:
         for hooked in (False, True):
             model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.002)
             if hooked:
@@ -243,6 +243,8 @@ def test_the_hook_beside_gloo(comm: MPI.Intracomm) -> None:
             weights[hooked] = of(model)
         with pytest.raises(ArgumentError, match="ddp_hook: this group's backend is gloo, not blink"):
             ddp_hook()
+        with pytest.raises(ArgumentError, match=rf"ddp_hook: rank {comm.rank} of torch's group of 2 is rank 0 .* of 1"):
+            ddp_hook(alone)
     with job():
         model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.002)
         model.register_comm_hook(None, ddp_hook())
@@ -273,7 +275,8 @@ def test_fsdp2_with_collectives_of_ours_beside_gloo(comm: MPI.Intracomm) -> None
     from blinkmpi.torch import AllGather, ReduceScatter
 
     weights = {}
-    with job("gloo"), blinkmpi.Communicator(comm) as ours:
+    with job("gloo"):
+        ours = dist.new_group(backend="blink")
         for custom in (False, True):
             model = fully_shard(plain_network())
             if custom:
@@ -281,5 +284,10 @@ def test_fsdp2_with_collectives_of_ours_beside_gloo(comm: MPI.Intracomm) -> None
                 model.set_custom_reduce_scatter(ReduceScatter(ours))
             train(model, torch.optim.Adam(model.parameters(), lr=0.01), comm.rank)
             weights[custom] = of(model)
+        with blinkmpi.Communicator(MPI.COMM_SELF) as alone:
+            model = fully_shard(plain_network())
+            model.set_custom_all_gather(AllGather(alone))
+            with pytest.raises(ArgumentError, match=r"AllGather: .* group of 2 is rank 0 of a Communicator of 1"):
+                model(here(torch.ones(6, 16)))
     for one, other in zip(weights[False], weights[True], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

@@ -1,11 +1,11 @@
-/* From which call on a kind of call is ours, agreed on by all ranks of a communicator: no I/O, no thread of its own.
+/* How the ranks of a communicator agree on the first call of a kind that is ours, not NCCL's: no I/O, no thread of its own.
  *
  * Each rank numbers the calls of a communicator, and its kinds by first appearance; by NCCL's rules both are alike on all ranks.
- * A call of a new kind is NCCL's. When every rank has said that it can make calls of the kind, rank 0 proposes a start, behind
- * all numbers that it reads. A rank says yes if it has not come so far, and no else. All yes: from that number on the kind is
+ * A call of a new kind is NCCL's. When every rank has said that it can make calls of the kind, rank 0 proposes a start, after
+ * the last call of every rank. A rank says yes if it has not come so far, and no else. All yes: from that number on the kind is
  * ours. One no: nothing has changed, and a later proposal lies further ahead.
  *
- * Who has said yes must not decide about a call at or behind the start before all have answered: the caller waits, for the
+ * Who has said yes must not decide about a call at or after the start before all have answered: the caller waits, for the
  * peers' threads alone and never for their programs. A peer that is gone or has left without an answer counts as a no; it can
  * answer no more, so all who are there see the same. */
 #pragma once
@@ -35,7 +35,7 @@ typedef struct {
   page_t *page;
   int n, rank, place[MOST_RANKS]; /* which slot is whose */
   uint64_t calls;
-  uint64_t end;      /* from this call on all are NCCL's: one that all ranks have made has said so */
+  uint64_t end;      /* calls from this number on are NCCL's: a call that all ranks make has ended what is ours */
   uint64_t answered; /* the newest proposal that this rank has answered */
   uint64_t distance; /* of rank 0's next proposal */
   int open, left, kinds;
@@ -90,15 +90,15 @@ static void *take(agreement_t *a, const kind_t *kind, int alone, uint64_t *numbe
   return record;
 }
 
-/* Take a number back: NCCL has refused the call, so it was none. A rank that has said yes has come less far then. */
+/* Take a number back: NCCL has refused the call, so it was none. This rank's yes stays true: it has made fewer calls. */
 static void give_back(agreement_t *a) {
   pthread_mutex_lock(&a->lock);
   set(&slot_of(a, a->rank)->calls, --a->calls);
   pthread_mutex_unlock(&a->lock);
 }
 
-/* All later calls are NCCL's, but for so many: for what all ranks do between the same two calls. */
-static void pass_behind(agreement_t *a, uint64_t more) {
+/* The next `more` calls go on as before, all later ones are NCCL's. Every rank asks for it between the same two calls. */
+static void pass_after(agreement_t *a, uint64_t more) {
   pthread_mutex_lock(&a->lock);
   if (a->end > a->calls + more + 1) a->end = a->calls + more + 1;
   pthread_mutex_unlock(&a->lock);
@@ -125,7 +125,7 @@ static int asked(agreement_t *a, kind_t *kind) {
   return found;
 }
 
-/* Two kinds that differ are hardly ever alike here; even, and not 0. */
+/* A hash of a kind. Its lowest bit is 0, and free for whether the kind can be made; it is never 0, which means not said. */
 static uint64_t name_of(const kind_t *k) {
   const uint64_t words[] = {(uint64_t)k->collective, (uint64_t)k->type, (uint64_t)k->op, (uint64_t)k->root, (uint64_t)k->size_class};
   uint64_t hash = 0xcbf29ce484222325u;

@@ -746,7 +746,7 @@ EXPORT result_t ncclCommWindowRegister(comm_t comm, void *buffer, size_t size, v
   if (m) {
     uint64_t before = 0; /* calls of this group, which are numbered at its end */
     for (size_t i = 0; i < noted; i++) before += notes[i].member == m;
-    pass_behind(&m->agreement, before);
+    pass_after(&m->agreement, before);
     release(m);
   }
   CALL(CommWindowRegister, (comm_t, void *, size_t, void *, int), comm, buffer, size, window, flags)

@@ -38,8 +38,8 @@ from ..collectives import (
     describe,
 )
 from ..cuda.buffers import stream_address
-from . import packing
-from .packing import BucketLayout, Item, UsedMemory
+from . import buckets
+from .buckets import BucketLayout, Item, UsedMemory
 
 if TYPE_CHECKING:
     from ..making import CallMaker
@@ -141,7 +141,7 @@ def launches(maker: CallMaker, calls: Sequence[NotedCall], *, kept: bool) -> tup
         if isinstance(ready, Exception):
             return refused(calls[0].method, _in_group(ready, i, call.method.name) if len(calls) > 1 else ready)
         read.append(ready)
-    if pair := packing.conflict([() if ready is None else _spans(ready) for ready in read]):
+    if pair := buckets.conflict([() if ready is None else _spans(ready) for ready in read]):
         text = (
             f"calls {pair[0]} and {pair[1]} of the group ({calls[pair[0]].method.name}, {calls[pair[1]].method.name}) "
             "use the same memory, and one of them writes it; make the second one behind the group"
@@ -151,7 +151,7 @@ def launches(maker: CallMaker, calls: Sequence[NotedCall], *, kept: bool) -> tup
     rows = _rows(read)
     texts = [_text([read[i] for i in row], calls[row[0]].method.name) for row in rows]
     if len(rows) > 1:
-        texts = [f"{text} [calls {packing.numbered(row)}]" for text, row in zip(texts, rows, strict=True)]
+        texts = [f"{text} [calls {buckets.numbered(row)}]" for text, row in zip(texts, rows, strict=True)]
     for at, row in enumerate(rows):
         mine = [read[i] for i in row]
         if mine[0] is None:
@@ -192,7 +192,7 @@ def _in_group(error: Exception, i: int, name: str) -> Exception:
 def _rows(read: Sequence[Prepared | None]) -> list[tuple[int, ...]]:
     items = [Item(None, 0) if ready is None else Item(_kind(ready), ready.call.nbytes) for ready in read]
     on_device = any(ready is not None and ready.on_device for ready in read)
-    return packing.together(items, *((GPU_ALONE, GPU_MOST) if on_device else (HOST_ALONE, HOST_MOST)))
+    return buckets.together(items, *((GPU_ALONE, GPU_MOST) if on_device else (HOST_ALONE, HOST_MOST)))
 
 
 def _kind(ready: Prepared) -> tuple[Any, ...]:
@@ -207,7 +207,7 @@ def _text(mine: Sequence[Prepared | None], name: str) -> str:
     call = mine[0].call
     if len(mine) == 1:
         return describe(call)
-    counts = packing.runs([ready.call.counts[0] for ready in mine if ready is not None])
+    counts = buckets.runs([ready.call.counts[0] for ready in mine if ready is not None])
     op, root = f", op {call.op}" if call.op else "", f", root {call.root}" if call.root >= 0 else ""
     return f"{call.collective}(group of {len(mine)}: {counts} x {call.dtype}{op}{root})"
 
@@ -276,7 +276,7 @@ def _packed(maker: CallMaker, mine: Sequence[Prepared | None], streams: tuple[in
     item, n = first.itemsize, first.n
     lengths = [ready.call.counts[0] * item for ready in some]
     aligned = ON_DEVICE_ALIGNED if on_device else item
-    sent, received = (packing.layout(lengths, n if b else 1, aligned) for b in packing.BLOCKS[first.collective])
+    sent, received = (buckets.layout(lengths, n if b else 1, aligned) for b in buckets.BLOCKS[first.collective])
     call = replace(first, counts=(sent.stride // item,) * len(first.counts), in_place=False)  # of two buckets
     vector = sent.blocks == received.blocks == 1  # then one bucket is both
     recv_at = 0 if vector else -(-sent.nbytes // APART) * APART

@@ -40,9 +40,10 @@ class _Shared(ctypes.Structure):
 class RepeatedCalls:
     """Calls to be made again, by their method, arguments and stream, wherever the buffers of these lie.
 
-    ``again(method, arguments, stream)`` makes a call that is known: True; False if it is not, or if calls may not be
-    made so (:meth:`shut`); otherwise what the caller has to go on with. With a fourth argument, True, the caller itself
-    keeps operands on a GPU until the work on them is through; a fifth is the call's own timeout in seconds, or None.
+    ``again(method, arguments, stream)`` returns True if C has made the call; False if C does not know it, or must not
+    make calls (:meth:`shut`); a tuple if C has begun it and the caller must finish it. With a fourth argument, True,
+    the caller itself keeps operands on a GPU until the work on them is through; a fifth is the call's own timeout in
+    seconds, or None.
 
     Args:
         most: so many calls are kept at most; what was used least recently goes.
@@ -145,11 +146,11 @@ class RepeatedCalls:
         *,
         counts: bool = False,
     ) -> bool:
-        """Make a call on a stream known, of arrays at whatever addresses; whether it is.
+        """Let C repeat a call on a stream, wherever its arrays lie. Returns whether C will.
 
         Args:
             launch: the address of its LaunchStruct, which lives as long as ``bound`` does.
-            aim: what all such calls need; see ``set_launches`` in launches.h.
+            aim: what all such calls need, and C is given once; see ``set_launches`` in launches.h.
             counts: whether calls of other counts are this one, to which ``bound.fit(count)`` then fits it.
         """
         if self._keep_launch is None:
@@ -184,14 +185,14 @@ class RepeatedCalls:
         return self._find(method, arguments)
 
     def keep(self, call: HostCall, method: object, arguments: tuple[Any, ...], *, pending: bool = False) -> bool:
-        """Make a call on host memory known, that C executes, or a non-blocking one; whether it is."""
+        """Let C repeat a call on host memory, which C executes, or a non-blocking one. Returns whether C will."""
         if self._keep is None or not (call.alone if pending else call.aimable):
             return False
         at, rows = call.addresses
         return self._keep(call, at, rows if call.alone else 0, method, arguments, pending)
 
     def keep_kind(self, call: BlockKind, method: object, arguments: tuple[Any, ...], *, pending: bool = False) -> bool:
-        """Make calls of blocks known that differ from one in lengths and places alone; whether they are."""
+        """Let C make calls of blocks that differ from one in lengths and places alone. Returns whether C will."""
         if self._keep_kind is None or not call.alone:
             return False
         return self._keep_kind(call, *call.addresses, method, arguments, call.address, pending)
@@ -199,15 +200,15 @@ class RepeatedCalls:
     def keep_counts(
         self, call: CountKind, method: object, arguments: tuple[Any, ...], *, pending: bool = False
     ) -> bool:
-        """Make calls known that differ from one in their counts alone; whether they are."""
+        """Let C make calls that differ from one in their counts alone. Returns whether C will."""
         if self._keep_counts is None or not call.alone:
             return False
         return self._keep_counts(call, *call.addresses, method, arguments, call.address, pending)
 
     def read_tensors(self, types: tuple[Any, ...], exchange: Any) -> None:
-        """Read torch's tensors in host memory by their exchange of DLPack's; None if they have none.
+        """Let C read torch's tensors in host memory through torch's table of DLPack functions; None: it has none.
 
-        What launches are aimed by reads them, too.
+        It is not needed where launches were set up (``aim``), which has the same table.
         """
         if self._read_tensors is not None and exchange is not None and not self._aimed and types != self._tensors:
             self._read_tensors(types, exchange)
@@ -216,10 +217,11 @@ class RepeatedCalls:
     def keep_group(
         self, bound: Resumable, calls: Sequence[HostCall], method: object, arguments: tuple[Any, ...]
     ) -> None:
-        """Make a group known, if all of its calls are such.
+        """Let C repeat a group, if it can repeat all of its calls.
 
         Args:
-            bound: goes on with it. The status has C's in its lower 8 bits, above them how many calls were made.
+            bound: finishes the group. The status that it gets has C's code in its lower 8 bits, above them how many
+                calls were made.
             arguments: with lists or tuples among them.
         """
         if self._keep_group is not None and all(call.alone for call in calls):

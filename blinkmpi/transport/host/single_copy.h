@@ -47,7 +47,7 @@ int blink_read(int64_t pid, char *to, int64_t n, char *from) {
  * It sleeps until it is offered a copy, of which both threads take pieces until none is left. A copy that is over before
  * it wakes is withdrawn, so nobody waits for a thread that has not begun; one that has, has a piece at most to do. */
 
-enum { SHARED_BYTES = 3 << 19, SHARE_BYTES = 1 << 18 }; /* copies from here on are shared, in such pieces */
+enum { SHARED_BYTES = 3 << 19, SHARE_BYTES = 1 << 18 }; /* copies of so many bytes or more are shared, a piece at a time */
 
 typedef struct {
   pthread_mutex_t lock;
@@ -56,7 +56,7 @@ typedef struct {
   pid_t process; /* a child after fork has no such thread */
   int offered, ended;
   atomic_int busy, error;
-  _Atomic int64_t next; /* of the bytes that nobody has taken */
+  _Atomic int64_t next; /* where the first byte lies that nobody has taken */
   int64_t pid, n;
   char *to, *from;
 #if defined(__linux__)

@@ -64,7 +64,7 @@ int step_rank(world_t *w, int rank) {
 
 void refuse_call(world_t *w, int rank) { give_back(w->of + rank); }
 
-void register_window(world_t *w, int rank, int before) { pass_behind(w->of + rank, (uint64_t)before); }
+void register_window(world_t *w, int rank, int before) { pass_after(w->of + rank, (uint64_t)before); }
 
 void leave_world(world_t *w, int rank) { leave(w->of + rank); }
 

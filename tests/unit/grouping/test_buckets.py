@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkmpi.runtime.grouping.group import is_list
-from blinkmpi.runtime.grouping.packing import (
+from blinkmpi.runtime.grouping.buckets import (
     BucketLayout,
     Item,
     Piece,
@@ -19,6 +18,7 @@ from blinkmpi.runtime.grouping.packing import (
     runs,
     together,
 )
+from blinkmpi.runtime.grouping.group import is_list
 
 LENGTHS = st.lists(st.integers(0, 100), max_size=12)
 

@@ -1,8 +1,8 @@
 """Which calls of a group go together, and where their buffers' parts lie in a bucket. Pure; all ranks agree.
 
-A bucket is memory of our own that stands for the buffers of many calls. One without blocks has a part of each buffer
-one behind another. One with a block for each rank has, in each block, the blocks for this rank of all buffers: so the
-bucket's block is one block of a call to the collective.
+A bucket is memory of our own that stands for the buffers of many calls. Without blocks it has the buffers' parts one
+after another. With a block for each rank, its block r has block r of every buffer, one after another: to the collective
+that is one block.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ class UsedMemory(NamedTuple):
 
 
 def conflict(spans: Sequence[Sequence[UsedMemory]]) -> tuple[int, int] | None:
-    """Two calls of which one writes what the other reads or writes; None if there are none.
+    """The indices of two calls of which one writes what the other reads or writes; None if there are none.
 
     Args:
-        spans: of each call.
+        spans: for each call, the memory that it uses.
     """
     ordered = sorted((s.at, s.at + s.nbytes, s.written, i) for i, some in enumerate(spans) for s in some if s.nbytes)
     open_ends: list[tuple[int, bool, int]] = []  # of what may still overlap with what comes: end, written, call
