@@ -6,7 +6,6 @@ from .c_structs import fields
 
 MOST_PARTS = 4  # kernels of a call: its own, and those that gather and scatter
 MOST_WORDS = 512  # words of a kernel's arguments
-NO_BASE = ("base[0]", "base[1]")  # the C library fills these in
 
 
 class LaunchStruct(ctypes.Structure):
