@@ -112,23 +112,20 @@ def calls_text(rows: Sequence[dict[str, Any]]) -> str:
 def facts_of(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The JSON that blinkmpi/planning/beside_mpi.py reads: the least ratio of each size, of both places."""
     rows: dict[str, dict[str, list[list[float]]]] = {}
-    machine, goal = "", 0.0
+    machines, goal = {}, 0.0
     for _, document in results:
         about = document.get("small_calls")
         if not about:
             continue
         hardware = document["blinkmpi"]["hardware"]
-        machine, goal = f"{hardware['cpu']}, {hardware['cores_available']} cores", about["goal"]
-        own = rows.setdefault(f"{document['blinkmpi']['ranks']}x{about['hosts']}", {})
+        key, goal = f"{document['blinkmpi']['ranks']}x{about['hosts']}", about["goal"]
+        machines[key], own = f"{hardware['cpu']}, {hardware['cores_available']} cores", rows.setdefault(key, {})
         least: dict[tuple[str, int], float] = {}
         for row in document["results"]:
             if row["size"] and not row.get("how"):  # a call of blocks, which no table of a plan has
                 continue
-            key = row["collective"], row["size"]
-            least[key] = min(least.get(key, row["ratio"]), row["ratio"])
+            call = row["collective"], row["size"]
+            least[call] = min(least.get(call, row["ratio"]), row["ratio"])
         for (collective, size), ratio in sorted(least.items()):
-            known = own.setdefault(collective, [])
-            if not any(size == other for other, _ in known):  # files in the order of their names: alltoall-*, small-*
-                known.append([size, round(ratio, 3)])
-                known.sort()
-    return json.dumps({"machine": machine, "goal": goal, "rows": rows}, indent=None, separators=(",", ":")) + "\n"
+            own.setdefault(collective, []).append([size, round(ratio, 3)])
+    return json.dumps({"machines": machines, "goal": goal, "rows": rows}, indent=None, separators=(",", ":")) + "\n"

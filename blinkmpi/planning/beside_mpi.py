@@ -1,4 +1,4 @@
-"""Where calls on CPU ranks were slower than plain mpi4py's blocking ones, for ``explain``: measured on one machine.
+"""Where calls on CPU ranks were slower than plain mpi4py's blocking ones, for ``explain``, and on which machine.
 
 ``benchmarks/report.py`` writes ``beside_mpi.json`` from the result files of ``benchmarks/small_calls.py``.
 """
@@ -17,7 +17,7 @@ NEAR = 2.0  # a size is that of a measured one up to this factor
 
 @cache
 def measured() -> dict[str, Any]:
-    """The file: ``machine``, ``goal``, and for each ``RANKSxHOSTS`` and collective rows of (bytes, least ratio)."""
+    """The file: ``goal``, and for each ``RANKSxHOSTS`` its machine, and for each collective rows of (bytes, least ratio)."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
     return found
 
@@ -28,8 +28,8 @@ def slower(call: Call, hosts: int) -> str:
     Args:
         hosts: on which the ranks lie.
     """
-    table = measured()
-    rows = table["rows"].get(f"{call.n}x{hosts}", {}).get(call.collective, [])
+    table, ranks = measured(), f"{call.n}x{hosts}"
+    rows = table["rows"].get(ranks, {}).get(call.collective, [])
     if not rows:
         return ""
     size, ratio = min(rows, key=lambda row: max(row[0] / max(call.nbytes, 1), max(call.nbytes, 1) / max(row[0], 1)))
@@ -39,6 +39,6 @@ def slower(call: Call, hosts: int) -> str:
     what = f"a {call.collective}" + (f" of {size_text(size)}" if size else "")
     where = f"{plural(call.n, 'rank')} on {plural(hosts, 'host')}"
     return (
-        f"beside plain mpi4py: {what} of {where} had {ratio:.2f} of its speed on one machine "
-        f"({table['machine']}); docs/performance.md, Short calls, has the table and the reason"
+        f"beside plain mpi4py: {what} of {where} ran at {ratio:.2f} of its speed on one machine "
+        f"({table['machines'][ranks]}); docs/measurements.md, Short calls, has the table and the reason"
     )

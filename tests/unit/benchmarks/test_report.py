@@ -143,7 +143,7 @@ def test_a_report_marks_short_calls_below_the_goal_and_says_why() -> None:
     assert "as mpi4py's call makes: broadcast 64 KiB\n" in page
     assert "through slots: scan in place 64 KiB\n" in page
     facts = json.loads(made.facts_of([("small-np2.json", found), ("a.json", document())]))
-    assert facts["machine"] == "a processor, 2 cores"
+    assert facts["machines"] == {"2x1": "a processor, 2 cores"}
     assert facts["rows"] == {
         "2x1": {"barrier": [[0, 0.8]], "broadcast": [[64, 0.5], [65536, 0.9]], "scan": [[64, 1.5], [65536, 0.96]]}
     }

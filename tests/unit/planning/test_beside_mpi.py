@@ -10,7 +10,7 @@ from blinkmpi.program.call import Call
 from tests.unit.trees.packings import even_call
 
 TABLE = {
-    "machine": "a processor, 2 cores",
+    "machines": {"4x1": "a processor, 2 cores"},
     "goal": 0.97,
     "rows": {"4x1": {"broadcast": [[64, 0.5], [4096, 1.4], [65536, 0.9]], "barrier": [[0, 0.8]]}},
 }
@@ -27,12 +27,12 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
 ])  # fmt: skip
 def test_the_nearest_measured_size_is_named_where_it_was_slower(elements: int, said: str) -> None:
     text = slower(even_call("broadcast", 4, elements, root=0), 1)
-    assert (f"a broadcast of {said} of 4 ranks on 1 host had 0." in text) == bool(said)
+    assert (f"a broadcast of {said} of 4 ranks on 1 host ran at 0." in text) == bool(said)
     assert bool(text) == bool(said)
 
 
 def test_a_barrier_has_no_size_and_what_was_not_measured_is_not_judged() -> None:
-    assert "a barrier of 4 ranks on 1 host had 0.80 of its speed" in slower(Call("barrier", 4, (0,), ""), 1)
+    assert "a barrier of 4 ranks on 1 host ran at 0.80 of its speed" in slower(Call("barrier", 4, (0,), ""), 1)
     call = even_call("broadcast", 4, 16, root=0)
     assert "a processor, 2 cores" in slower(call, 1)
     assert not slower(call, 2)
@@ -44,6 +44,7 @@ def test_the_kept_table_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     found: Any = beside_mpi.measured()
     assert found["goal"] < 1
+    assert set(found["machines"]) == set(found["rows"])
     for rows in found["rows"].values():
         for sizes in rows.values():
             assert sizes == sorted(sizes)
