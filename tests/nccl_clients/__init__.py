@@ -1,6 +1,7 @@
 """Programs of others that use NCCL, with the door and without: ``make nccl-clients``.
 
 ``build``           makes nccl-tests for a machine without network
+``ahead``           compiles the door's kernels before
 ``ways``            a program with the door before NCCL, and without; whose its calls were
 ``site``            tells that as each process ends
 ``nccl_tests``      nccl-tests: their tables

@@ -17,7 +17,8 @@ from typing import Any
 
 from benchmarks import jobs
 from blinkmpi.nccl.library import find_nccl
-from tests.nccl_clients import campaign, nccl_tests, suites, training
+from blinkmpi.transport.cuda.device import device_count
+from tests.nccl_clients import ahead, campaign, nccl_tests, suites, training
 
 Step = tuple[str, Callable[[], tuple[dict[str, Any], list[str]]], Callable[[dict[str, Any]], str]]
 PARTS = ("nccl-tests", "suites", "training", "campaign")
@@ -103,6 +104,8 @@ def main() -> int:
         parser.error("no libnccl.so.2 was found; set BLINKMPI_NCCL_LIBRARY to its path")
     began = datetime.now().astimezone()
     rows, failed, late = [], list(missing), []
+    if chosen and device_count() >= asked.n:
+        print(f"{ahead.compile_all(asked.n)} kernels of ours are compiled", flush=True)
     for name, run, line in chosen:
         if (datetime.now().astimezone() - began).total_seconds() > asked.budget:
             late.append(name)

@@ -1,6 +1,6 @@
 """Build nccl-tests on a machine without a GPU, for one that has GPUs and no network.
 
-    python -m tests.nccl_clients.build --source build/nccl-tests-2.19.6 --wheels build/cuda -o build/nccl-clients
+    python -m tests.nccl_clients.build --source build/nccl-tests-2.19.6 --wheels build/nvidia -o build/nccl-clients
 
 ``make nccl-programs`` fetches the source and unpacks NVIDIA's wheels (a compiler, CUDA's headers and NCCL's) first.
 nccl-tests is not changed. Each of its programs is there twice: as the executable, which has no Python in it, and as a
@@ -30,7 +30,7 @@ def toolkit(wheels: Path) -> tuple[Path, Path]:
     header = wheels / "nvidia" / "nccl" / "include" / "nccl.h"
     if not nvcc or not header.is_file():
         raise SystemExit(
-            f"{wheels} has no nvcc or no nccl.h; make nccl-programs unpacks the wheels of requirements.txt"
+            f"{wheels} has no nvcc or no nccl.h; make nccl-programs unpacks the wheels of compilers.txt"
         )
     return nvcc[-1].parents[1], header.parents[1]
 

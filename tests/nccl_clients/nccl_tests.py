@@ -25,7 +25,7 @@ ALL = ("-d", "all", "-o", "all")
 SIZES = ("-b", "8", "-e", "16M", "-f", "8", "-w", "0", "-n", "20", "-c", "1")  # 8 classes of sizes of a kind each
 CYCLES = 20  # of the sizes, with the door: in the first ones it prepares
 HALVES = 2  # out of place and in place
-ROW = re.compile(r"^ *(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+) +(\S.*)$")
+ROW = re.compile(r"^ *(\d+) +(\d+) +(\w+) +(?:([a-z]+) +)?(-?\d+) +(\S.*)$")  # hypercube names no operation
 TAIL = 3000
 
 
@@ -72,8 +72,8 @@ def jobs(programs: Sequence[str]) -> Iterator[Job]:
         yield Job("misaligned", program, (*ALL, "-u", "1"), ours=True)
     for program in (name for name in OURS[:3] if name in programs):
         yield Job("in groups of 4", program, ("-d", "all", "-m", "4"))
-        yield Job("with registered buffers", program, ("-R", "1"), ours=True)
-        yield Job("with buffers in windows", program, ("-R", "2"))
+        yield Job("with registered buffers", program, ("-d", "all", "-R", "1"), ours=True)
+        yield Job("with buffers in windows", program, ("-d", "all", "-R", "2"))
         yield Job("in one process", program, ("-d", "all"), alone=True)
         yield Job("without Python", program, ("-d", "all"), python=False)
     for program in (name for name in ("broadcast", "reduce") if name in programs):
@@ -114,7 +114,7 @@ def row_of(found: re.Match[str]) -> Row:
     each = len(cells) // HALVES
     halves = [cells[i * each : (i + 1) * each] for i in range(HALVES)]
     wrong = tuple(None if half[3] is None else int(half[3]) for half in halves)
-    return Row(int(nbytes), dtype, op, int(root), tuple(half[0] for half in halves), wrong)
+    return Row(int(nbytes), dtype, op or "", int(root), tuple(half[0] for half in halves), wrong)
 
 
 def problems(job: Job, by: str, ran: Ran, rows: Sequence[Row], kinds: int) -> list[str]:

@@ -45,14 +45,16 @@ def share(by: str, path: Path, told: dict[str, Any], until: float) -> tuple[Outc
             found = {
                 name: {**one, "outcome": NOT_RUN} if one["outcome"] == LOST else one for name, one in found.items()
             }
+        lost = {"error": meta.without_folders(ran.output[-1500:])}
+        found = {name: {**one, **lost} if one["outcome"] == LOST else one for name, one in found.items()}
         waiting = [name for name, one in found.items() if one["outcome"] == WAITING]
         outcomes |= {name: one for name, one in found.items() if name not in waiting}
         if not found and not outcomes and ran.wrong:  # not one test was collected
-            outcomes[path.name] = {"outcome": "failed", "error": meta.without_folders(ran.output[-1500:])}
+            outcomes[path.name] = {"outcome": "failed", **lost}
         if not waiting:
             break
         if len(waiting) == len(found):
-            outcomes[waiting[0]] = {"outcome": LOST, "error": meta.without_folders(ran.output[-1500:])}
+            outcomes[waiting[0]] = {"outcome": LOST, **lost}
     return outcomes, calls
 
 
