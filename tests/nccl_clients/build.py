@@ -29,9 +29,7 @@ def toolkit(wheels: Path) -> tuple[Path, Path]:
     nvcc = sorted(wheels.glob("nvidia/*/bin/nvcc"))
     header = wheels / "nvidia" / "nccl" / "include" / "nccl.h"
     if not nvcc or not header.is_file():
-        raise SystemExit(
-            f"{wheels} has no nvcc or no nccl.h; make nccl-programs unpacks the wheels of compilers.txt"
-        )
+        raise SystemExit(f"{wheels} has no nvcc or no nccl.h; make nccl-programs unpacks the wheels of compilers.txt")
     return nvcc[-1].parents[1], header.parents[1]
 
 

@@ -1,4 +1,4 @@
-"""nccl-tests with the door and without, on a stub of NCCL and a CUDA that is none: the tables, the counts, what fails."""
+"""nccl-tests with the door and without, on a stub of NCCL and a CUDA that is none: tables, counts, what fails."""
 
 import shutil
 import subprocess
