@@ -3,13 +3,14 @@
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, set_seed
-from steps import BACKEND, Steps, asked, prepare
+from steps import BACKEND, Steps, asked, prepare, sum_in_order
 from torch.utils.data import DataLoader, TensorDataset
 
 options = asked(__doc__)
 prepare()
 steps = Steps()
 accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend=BACKEND)])
+sum_in_order()
 set_seed(5)
 layers = (
     torch.nn.Linear(64, 512),

@@ -7,7 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from steps import BACKEND, ON_GPU, Steps, asked, prepare
+from steps import BACKEND, ON_GPU, Steps, asked, prepare, sum_in_order
 
 options = asked(__doc__)
 prepare()
@@ -17,6 +17,7 @@ device = torch.device("cuda", local) if ON_GPU else torch.device("cpu")
 if ON_GPU:
     torch.cuda.set_device(device)
 dist.init_process_group(BACKEND, device_id=device if ON_GPU else None)
+sum_in_order()
 WIDTH, LAYERS, WORDS, BATCH = 1024, 8, 2048, 4
 TYPE = torch.bfloat16 if ON_GPU else torch.float32
 n, rank = dist.get_world_size(), dist.get_rank()

@@ -4,7 +4,7 @@ import tempfile
 from typing import Any
 
 import torch
-from steps import BACKEND, ON_GPU, Steps, asked, prepare
+from steps import BACKEND, ON_GPU, Steps, asked, prepare, sum_in_order
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 WORDS, LENGTH, EXAMPLES = 512, 64, 512
@@ -18,6 +18,9 @@ class Told(TrainerCallback):
 
     def __init__(self) -> None:
         self.losses: list[float] = []
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        sum_in_order()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         steps.begin()

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import DDPStrategy
-from steps import BACKEND, Steps, asked, prepare
+from steps import BACKEND, Steps, asked, prepare, sum_in_order
 from torch.utils.data import DataLoader, TensorDataset
 
 options = asked(__doc__)
@@ -39,6 +39,9 @@ class Net(LightningModule):
 
 class Told(Callback):
     """Keeps losses and times."""
+
+    def on_fit_start(self, *_: Any) -> None:
+        sum_in_order()
 
     def on_train_batch_start(self, *_: Any) -> None:
         steps.begin()

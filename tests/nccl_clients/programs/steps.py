@@ -21,10 +21,17 @@ def asked(text: str | None) -> argparse.Namespace:
 
 
 def prepare() -> None:
-    """The same numbers in every run: no algorithm whose order of sums is left open."""
+    """The same numbers in every run."""
     torch.manual_seed(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(1)
+
+
+def sum_in_order() -> None:
+    """No algorithm whose order of sums is left open, from here on.
+
+    To be called behind the process group's start: torch sets NCCL_ALGO for a group that starts later.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 class Steps:
