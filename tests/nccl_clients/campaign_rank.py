@@ -37,7 +37,7 @@ class Program:
         self.folder, self.fault, self.rank, self.n = folder, fault, rank, n
         self.rng = random.Random(seed)
         self.device = torch.device("cuda", rank) if ON_GPU else torch.device("cpu")
-        self.groups, self.calls, self.wrong = 0, 0, list[str]()
+        self.groups, self.calls, self.step, self.wrong = 0, 0, 0, list[str]()
         if ON_GPU:
             torch.cuda.set_device(self.device)
         self.join()
@@ -64,14 +64,14 @@ class Program:
             time.sleep(PAUSE_S)
         ways: list[Callable[[Case], None]] = [self.call, self.burst, self.group]
         ways += [self.on_stream, self.in_graph] if ON_GPU else []
-        for step in range(STEPS):
-            if step == self.when:
+        for self.step in range(STEPS):
+            if self.step == self.when:
                 getattr(self, self.fault)()
             case, salt, way = self.rng.choice(self.cases), self.rng.randrange(1000), self.rng.choice(ways)
             case.fill(salt)
             way(case)
             if wrong := case.wrong(salt):
-                self.wrong.append(f"step {step}, {way.__name__} {case.name}: {wrong} elements are wrong")
+                self.wrong.append(f"step {self.step}, {way.__name__} {case.name}: {wrong} elements are wrong")
         self.settle()
 
     def settle(self) -> None:
@@ -98,7 +98,7 @@ class Program:
         ones = torch.ones(64, device=self.device)
         dist.all_reduce(ones, group=group)
         if not bool((ones == self.n).all()):
-            self.wrong.append("a sum of a new group is wrong")
+            self.wrong.append(f"step {self.step}: a sum of a new group is wrong")
         dist.destroy_process_group(group)
 
     def on_stream(self, case: Case) -> None:
