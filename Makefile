@@ -16,7 +16,7 @@
 #   make torch-suite  torch's own tests of process groups against ours
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make clients  programs and tests of others with blinkmpi and without, from PyPI and GitHub (HEAT_GIT=its repository)
-#   make nccl-programs  NVIDIA's nccl-tests and torch's tests of NCCL, for a machine without network: build/nccl-clients
+#   make nccl-programs  NVIDIA's nccl-tests and torch's tests of NCCL, for a machine without network (SM=90, its GPUs)
 #   make nccl-clients   these and others' trainings under `blinkmpi nccl run` and without, on two GPUs
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make mutants  49 seeded faults, each of which a test must catch: how strong the tests are
@@ -39,6 +39,7 @@ HEAT ?= heat-1.8.0
 HEAT_GIT ?= https://github.com/helmholtz-analytics/heat
 NCCL_TESTS ?= nccl-tests-2.19.6
 NCCL_TESTS_GIT ?= https://github.com/NVIDIA/nccl-tests
+SM ?= 90
 PYTORCH ?= pytorch-2.11.0
 PYTORCH_GIT ?= https://github.com/pytorch/pytorch
 TORCH_TESTS := $(addprefix test/distributed/test_c10d_,nccl.py ops_nccl.py common.py)
@@ -139,7 +140,8 @@ $(VENV)-nccl/.has-nccl: setup.py pyproject.toml Makefile tests/nccl_clients/requ
 build/nccl-clients/.made: tests/nccl_clients/build.py tests/nccl_clients/compilers.txt | \
 		$(VENV)/.has-$(if $(wildcard $(VENV)/.has-test),test,quick) build/$(NCCL_TESTS) build/$(PYTORCH)
 	$(PIP) install --no-deps --upgrade --target build/nvidia --requirement tests/nccl_clients/compilers.txt
-	$(BIN)/python -m tests.nccl_clients.build --source build/$(NCCL_TESTS) --wheels build/nvidia -o build/nccl-clients
+	$(BIN)/python -m tests.nccl_clients.build --source build/$(NCCL_TESTS) --wheels build/nvidia \
+		--sm $(SM) -o build/nccl-clients
 	cp $(addprefix build/$(PYTORCH)/,$(TORCH_TESTS)) build/nccl-clients
 	$(PIP) install --no-deps --upgrade --target build/nccl-clients 'expecttest==0.3.*' # which these tests import
 	@touch $@

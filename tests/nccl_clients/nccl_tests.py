@@ -35,7 +35,7 @@ class Job(NamedTuple):
     Attributes:
         alone: one process with all GPUs, instead of a process for each.
         python: whether Python is in the processes.
-        ours: whether some calls must be the door's.
+        ours: whether some calls must be the door's; None: all must be NCCL's.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Job(NamedTuple):
     options: tuple[str, ...]
     alone: bool = False
     python: bool = True
-    ours: bool = False
+    ours: bool | None = False
 
     @property
     def name(self) -> str:
@@ -73,9 +73,9 @@ def jobs(programs: Sequence[str]) -> Iterator[Job]:
     for program in (name for name in OURS[:3] if name in programs):
         yield Job("in groups of 4", program, ("-d", "all", "-m", "4"))
         yield Job("with registered buffers", program, ("-d", "all", "-R", "1"), ours=True)
-        yield Job("with buffers in windows", program, ("-d", "all", "-R", "2"))
-        yield Job("in one process", program, ("-d", "all"), alone=True)
-        yield Job("without Python", program, ("-d", "all"), python=False)
+        yield Job("with buffers in windows", program, ("-d", "all", "-R", "2"), ours=None)
+        yield Job("in one process", program, ("-d", "all"), alone=True, ours=None)
+        yield Job("without Python", program, ("-d", "all"), python=False, ours=None)
     for program in (name for name in ("broadcast", "reduce") if name in programs):
         yield Job("to and from rank 1", program, ("-d", "all", "-r", "1"), ours=True)
 
@@ -133,7 +133,7 @@ def problems(job: Job, by: str, ran: Ran, rows: Sequence[Row], kinds: int) -> li
     ours = ran.counts["ours"]
     if by == DOOR and job.ours and not ours:
         found.append("no call was ours")
-    if by == DOOR and (job.alone or not job.python) and ours:
+    if by == DOOR and job.ours is None and ours:
         found.append(f"{ours} calls were ours, where all must be NCCL's")
     return [f"{job.name}, {by}: {text}" for text in found]
 
