@@ -150,7 +150,8 @@ build/$(NCCL_TESTS):
 	git clone --quiet --depth 1 --branch $(subst nccl-tests-,v,$(NCCL_TESTS)) $(NCCL_TESTS_GIT) $@
 
 build/$(PYTORCH): # whose tests are not in what it publishes; of its files only these come
-	git clone --quiet --depth 1 --filter=blob:none --no-checkout --branch $(subst pytorch-,v,$(PYTORCH)) $(PYTORCH_GIT) $@
+	git clone --quiet --depth 1 --filter=blob:none --no-checkout \
+		--branch $(subst pytorch-,v,$(PYTORCH)) $(PYTORCH_GIT) $@
 	git -C $@ checkout --quiet HEAD -- $(TORCH_TESTS)
 
 paper: $(VENV)/.has-test

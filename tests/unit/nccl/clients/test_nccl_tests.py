@@ -117,7 +117,7 @@ def test_every_program_runs_and_those_of_the_door_must_be_ours() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not PROGRAMS.is_dir(), reason="make nccl-programs has not built nccl-tests")
+@pytest.mark.skipif(not nccl_tests.there(PROGRAMS), reason="make nccl-programs has not built nccl-tests")
 def test_nccl_tests_itself(folder: Path, tmp_path: Path) -> None:
     """Every program makes its calls, and one of them in all ways; their kernels are launched by nobody."""
     programs = tmp_path / "programs"
