@@ -68,7 +68,7 @@ class TensorCollectives:
     timeout_s: float
     ranks: Sequence[int] = ()  # who the ranks are in the job, where their numbers are others
     coalescing: list[tuple[Operation, Any, Coalesced]] | None = None  # calls to be made together
-    coalesced_messages: Sequence[Work] = ()  # that were begun meanwhile
+    coalesced_works: Sequence[Work] = ()  # of what was begun meanwhile: messages, and groups of calls
     quick_calls: Any = None  # what makes calls in C++: see fast_path.py
 
     # ---- reductions
@@ -80,10 +80,14 @@ class TensorCollectives:
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce some tensors in one call for each element type."""
+        if work := fast_path.allreduces(self, tensors, opts):
+            return self._noted(work)
         return self._make_all("allreduce", opts, [partial(_allreduce, one, Reduction(opts)) for one in tensors])
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce everybody's tensor into the root's; the others' stay as they are."""
+        if work := fast_path.reduce(self, tensors, opts):
+            return work
         root, rank = _root(opts), self.rank_here
         return self._make("reduce", opts, lambda: _reduce(only(tensors, "reduce"), rank == root, root, Reduction(opts)))
 
@@ -100,6 +104,8 @@ class TensorCollectives:
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`reduce_scatter_single`, for some pairs of tensors."""
+        if work := fast_path.reduce_scatters(self, outputs, inputs, opts):
+            return self._noted(work)
         pairs = zip(outputs, inputs, strict=True)
         return self._make_all("reduce_scatter", opts, [partial(self._reduce_blocks, *p, opts) for p in pairs])
 
@@ -115,6 +121,8 @@ class TensorCollectives:
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect everybody's tensor in a list; they may differ in shape."""
+        if work := fast_path.allgather_list(self, outputs, inputs, opts):
+            return work
         n = self.comm.size
         make = lambda: _allgather(listed(outputs, n, "all_gather"), only(inputs, "all_gather"))  # noqa: E731
         return self._make("allgather", opts, make)
@@ -131,6 +139,8 @@ class TensorCollectives:
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`all_gather_single`, for some pairs of tensors."""
+        if work := fast_path.allgathers(self, outputs, inputs, opts):
+            return self._noted(work)
         pairs = zip(outputs, inputs, strict=True)
         return self._make_all("allgather", opts, [partial(_allgather_blocks, *p, self.rank_here) for p in pairs])
 
@@ -158,6 +168,8 @@ class TensorCollectives:
         opts: Any = None,
     ) -> Work:
         """As :meth:`alltoall`, of parts of one tensor along its first dimension; without splits they are equal."""
+        if work := fast_path.alltoall(self, output, input, output_splits, input_splits, opts):
+            return work
         n = self.comm.size
         return self._make("alltoall", opts, lambda: _alltoall_parts(output, input, output_splits, input_splits, n))
 
@@ -209,7 +221,7 @@ class TensorCollectives:
     @explained
     def _make_all(self, what: str, opts: Any, prepare: Sequence[Callable[[], Operation]]) -> Work:
         """Make some calls as a group."""
-        return self._group(self._read(what, prepare), opts)
+        return self._noted(self._group(self._read(what, prepare), opts))
 
     def _group(self, calls: Sequence[Operation], opts: Any) -> Work:
         outputs = [output for call in calls for output in call.outputs]
@@ -257,20 +269,26 @@ class TensorCollectives:
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Note calls until :meth:`_end_coalescing`."""
-        self.coalescing, self.coalesced_messages = [], ()
+        self.coalescing, self.coalesced_works = [], ()
 
     @explained
     def _end_coalescing(self, device: Any = None) -> Work:
-        """Make them together. Messages were begun at once; the work waits for them, too."""
+        """Make them together. Messages and groups were begun at once; the work waits for them, too."""
         noted, self.coalescing = self.coalescing or [], None
-        messages, self.coalesced_messages = self.coalesced_messages, ()
-        if not noted:
-            return Several(messages, ())
-        made = self._group([call for call, *_ in noted], noted[0][1])
-        for *_, work in noted:
-            work.made = made
+        works, self.coalesced_works = self.coalesced_works, ()
         outputs = [output for call, *_ in noted for output in call.outputs]
-        return Several([made, *messages], outputs) if messages else made
+        if noted:
+            made = self._group([call for call, *_ in noted], noted[0][1])
+            for *_, work in noted:
+                work.made = made
+            works = [made, *works]
+        return works[0] if len(works) == 1 else Several(works, outputs)
+
+    def _noted(self, work: Work) -> Work:
+        """What was begun at once, for which the end of a coalesced group waits, too."""
+        if self.coalescing is not None:
+            self.coalesced_works = [*self.coalesced_works, work]
+        return work
 
     def explain(self, error: BlinkError) -> None:
         """Note on an error who the ranks of a part of the job are, which it numbers as the group does."""

@@ -136,9 +136,9 @@ class Order:
     def _chain(self, gpu: Gpu) -> None:
         """Chain all calls from now on.
 
-        The event stands for the last call then, but not if that is on a stream that is captured now and the event was
-        not recorded behind the call. Whoever captures that stream first of all, launches the graph on another one and has not
-        synchronised before makes kernels overlap, which they report.
+        The event stands for the last call then, but not if it was not recorded behind that, whose stream is captured
+        now. Whoever captures that stream first of all, launches the graph on another one and has not synchronised
+        before makes kernels overlap, which they report.
         """
         if not self.state.chained:
             self._stands(gpu)

@@ -329,7 +329,7 @@ def test_calls_are_chained_once_one_is_captured(comm: MPI.Intracomm, *, mixes: b
 
 @mpi(ranks=(2,), timeout=60)
 def test_streams_that_alternate(comm: MPI.Intracomm) -> None:
-    """A wait before the kernel and a record behind it; the last stream is not asked for again: it may be gone by then."""
+    """A wait before the kernel and a record behind it; the last stream is not named again: it may be gone by then."""
     with gpu_job(comm) as (ours, driver):
         (x,) = tensors(1)
         other = blinkmpi.Communicator(comm)
