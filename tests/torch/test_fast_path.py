@@ -139,7 +139,9 @@ def test_what_cpp_reads_of_an_all_to_all(on_cpu: Any) -> None:
     """Rows of any shape, splits as lists or tuples, of nothing, too; and what is Python's to read or to refuse."""
     opts, n = c10d.AllToAllOptions(), 3
     for dtype, tail, splits in itertools.product(
-        (torch.float32, torch.bfloat16, torch.bool), ((), (4,), (2, 3)), ([], [1, 3, 2], (0, 6, 0), [6, 0, 0], [2, 2, 2])
+        (torch.float32, torch.bfloat16, torch.bool),
+        ((), (4,), (2, 3)),
+        ([], [1, 3, 2], (0, 6, 0), [6, 0, 0], [2, 2, 2]),
     ):
         x, y = torch.zeros(6, *tail, dtype=dtype), torch.zeros(6, *tail, dtype=dtype)
         for out, into in ((splits, splits), (splits, [])):
