@@ -1,8 +1,9 @@
 """The host's part of a call on GPU memory, without a GPU: ``mpirun -np 2 python benchmarks/launch_cost.py``.
 
 An AllReduce in place of torch tensors that is only put on a stream, by a driver that launches nothing (``fake/``), so
-that what is left is ours. Of one tensor again and again, also on two streams in turn, of tensors that no call has seen, and of
-counts that none has had, by C and by Python, over packets and through slots. Prints microseconds: the largest of all ranks' medians.
+that what is left is ours. Of one tensor again and again, also on two streams in turn, of tensors that no call has seen,
+and of counts that none has had, by C and by Python, over packets and through slots. Prints microseconds: the largest of
+all ranks' medians.
 """
 
 import statistics

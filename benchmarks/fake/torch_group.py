@@ -1,7 +1,7 @@
 """torch's group on GPUs that are none: tensors in host memory, and streams of a device without memory or kernels.
 
-Within :func:`torch_group`, and within ``fake_gpus``, its collectives go the way of tensors on a GPU, through
-torch_extension.cpp, down to the driver that launches nothing. Used by benchmarks/launch_cost.py and by tests.
+Within :func:`streams_of_nothing`, and within ``fake_gpus``, its collectives go the way of tensors on a GPU, through
+torch_extension.cpp, down to the driver that launches nothing. Used by benchmarks/torch_host_time.py and by tests.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ DEVICE = Path(__file__).with_name("no_device.cpp")
 APART = 4  # the stream of calls for which nobody waits
 
 
-class TorchGroup:
-    """A group of torch's on a Communicator, and what the test says of its process.
+class Streams:
+    """The streams of this process.
 
     Attributes:
-        group: its collectives, by their names in torch.
         device: the module of no_device.cpp.
+        current: the current one's number.
     """
 
-    def __init__(self, group: Any, device: Any) -> None:
-        self.group, self.device, self.current = group, device, 0
+    def __init__(self, device: Any) -> None:
+        self.device, self.current = device, 0
 
     def go_on(self, stream: int) -> None:
         """Make a stream the current one."""
@@ -47,17 +47,14 @@ def modules() -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def torch_group(comm: Any, timeout_s: float = 60.0) -> Iterator[TorchGroup]:
-    """A group of torch's.
-
-    Args:
-        comm: a Communicator that was made within ``fake_gpus``, with ``stream="current"``.
-    """
+def streams_of_nothing() -> Iterator[Streams]:
+    """torch's groups go by streams that are none."""
     import torch
 
-    from blinkmpi.torch import collectives, fast_path, profiling, streams, work
+    from blinkmpi.torch import fast_path, profiling, streams, work
 
     extension, device = modules()
+    found = Streams(device)
 
     class Stream(torch.Stream):  # type: ignore[misc]
         """One that looks like CUDA's."""
@@ -67,18 +64,17 @@ def torch_group(comm: Any, timeout_s: float = 60.0) -> Iterator[TorchGroup]:
             """Its address."""
             return int(self.stream_id)
 
-    class Group(collectives.TensorCollectives):
-        """As torch's, of this process."""
-
-        def __init__(self) -> None:
-            self.comm, self.rank_here, self.timeout_s = comm, comm.rank, timeout_s
-
     @cache
     def stream(number: int) -> Any:
         made = device.stream(number)
         return Stream(number, made.device_index, made.device_type)
 
-    found = TorchGroup(Group(), device)
+    def nothing(_: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def capability(_: Any) -> tuple[int, int]:
+        return 9, 0
+
     names: dict[str, Any] = {
         "extension": lambda **_: extension, "capturing": lambda: False,
         "current_stream": lambda _: stream(found.current), "communication_stream": lambda _: stream(APART),
@@ -89,6 +85,20 @@ def torch_group(comm: Any, timeout_s: float = 60.0) -> Iterator[TorchGroup]:
             for name, value in names.items():
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, value))
-        stack.enter_context(mock.patch.object(torch.cuda, "stream", lambda _: contextlib.nullcontext()))
+        for name, value in ("stream", nothing), ("get_device_capability", capability):
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
         device.go_on(0)
         yield found
+
+
+def group_of(comm: Any, timeout_s: float = 60.0) -> Any:
+    """The collectives of a group, by torch's names.
+
+    Args:
+        comm: a Communicator that was made within ``fake_gpus``, with ``stream="current"``.
+    """
+    from blinkmpi.torch.collectives import TensorCollectives
+
+    group = TensorCollectives()
+    group.comm, group.rank_here, group.timeout_s = comm, comm.rank, timeout_s
+    return group

@@ -277,12 +277,12 @@ class TensorCollectives:
         noted, self.coalescing = self.coalescing or [], None
         works, self.coalesced_works = self.coalesced_works, ()
         outputs = [output for call, *_ in noted for output in call.outputs]
-        if noted:
-            made = self._group([call for call, *_ in noted], noted[0][1])
-            for *_, work in noted:
-                work.made = made
-            works = [made, *works]
-        return works[0] if len(works) == 1 else Several(works, outputs)
+        if not noted:
+            return Several(works, outputs)
+        made = self._group([call for call, *_ in noted], noted[0][1])
+        for *_, work in noted:
+            work.made = made
+        return Several([made, *works], outputs) if works else made
 
     def _noted(self, work: Work) -> Work:
         """What was begun at once, for which the end of a coalesced group waits, too."""

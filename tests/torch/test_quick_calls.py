@@ -1,4 +1,4 @@
-"""torch's collectives on GPUs that are none, from the group's method down to the driver: what is launched, and where."""
+"""torch's collectives on GPUs that are none, from the group's methods to the driver: what is launched, and where."""
 
 import ctypes
 import itertools
@@ -11,8 +11,9 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
+from benchmarks import torch_host_time
 from benchmarks.fake.gpu import FakeDriver, fake_gpus
-from benchmarks.fake.torch_group import APART, TorchGroup, torch_group
+from benchmarks.fake.torch_group import APART, Streams, group_of, streams_of_nothing
 from blinkmpi.transport.cuda.blocks import ends_at
 from blinkmpi.transport.cuda.kernel_layout import BLOCK_END, buffers_at
 from tests.effort import Effort
@@ -91,13 +92,20 @@ def opts(kind: Any, asynchronous: bool) -> Any:
 
 
 @contextmanager
-def job(comm: MPI.Intracomm) -> Iterator[tuple[TorchGroup, FakeDriver, Any]]:
-    """A group, the driver, and the dispatcher of its Communicator."""
+def job(comm: MPI.Intracomm) -> Iterator[tuple[Any, Streams, FakeDriver]]:
+    """A group, its streams, and the driver."""
     with (
-        fake_gpus() as driver, blinkmpi.Communicator(comm, stream="current") as ours, torch_group(ours) as found,
+        fake_gpus() as driver, blinkmpi.Communicator(comm, stream="current") as ours, streams_of_nothing() as streams,
     ):  # fmt: skip
         driver["words"] = WORDS
-        yield found, driver, ours._dispatcher()
+        yield group_of(ours), streams, driver
+
+
+def by_c(group: Any) -> bool:
+    """Whether C has made the last call."""
+    dispatcher = group.comm._dispatcher()
+    last = dispatcher.repeated.last_launch
+    return last is not None and last[1] == dispatcher.sequence.seq
 
 
 @mpi(ranks=(2, 3), timeout=300)
@@ -106,18 +114,17 @@ def test_cpp_launches_what_python_launches(comm: MPI.Intracomm) -> None:
     buffers, found, made = Buffers(comm.rank, comm.size), [], 0
     for quick in (False, True):
         buffers.turn, rows = 0, []
-        with job(comm) as (group, driver, dispatcher):
+        with job(comm) as (group, streams, driver):
             none = mock.patch.object(fast_path, "extension", return_value=None)
             with mock.MagicMock() if quick else none:
                 for name, call in buffers.calls().items():
                     for _, asynchronous, stream in itertools.product(range(5), (False, True), (8, 9)):
                         comm.Barrier()
-                        group.go_on(stream)
+                        streams.go_on(stream)
                         before = driver["launches"]
                         driver["words"] = words_of(comm.size) if "splits" in name else WORDS
-                        assert call(group.group, asynchronous), name
-                        last = dispatcher.repeated.last_launch
-                        made += quick and last is not None and last[1] == dispatcher.sequence.seq
+                        assert call(group, asynchronous), name
+                        made += quick and by_c(group)
                         for back in range(driver["launches"] - before):
                             *shape, words = driver.last(back)
                             assert shape[-1] == (APART if asynchronous else stream)
@@ -132,35 +139,35 @@ def test_cpp_launches_what_python_launches(comm: MPI.Intracomm) -> None:
 @mpi(ranks=(2,), timeout=300)
 def test_few_python_functions_lead_to_c(comm: MPI.Intracomm) -> None:
     """Also where streams alternate, and where lengths are new: all that is left of Python is the way from torch."""
-    with job(comm) as (group, _, _):
+    with job(comm) as (group, streams, _):
         for name, call in Buffers(comm.rank, comm.size).calls().items():
-            for asynchronous, streams in itertools.product((False, True), ((8, 8), (8, 9))):
-                for stream in streams * 4:
-                    group.go_on(stream)
-                    call(group.group, asynchronous)
+            for asynchronous, turn in itertools.product((False, True), ((8, 8), (8, 9))):
+                for stream in turn * 4:
+                    streams.go_on(stream)
+                    call(group, asynchronous)
                 comm.Barrier()
                 with Effort() as effort:
-                    for stream in streams:
-                        group.go_on(stream)
-                        call(group.group, asynchronous)
-                assert effort.ours <= 2 * 12, (name, asynchronous, streams, effort.calls)
+                    for stream in turn:
+                        streams.go_on(stream)
+                        call(group, asynchronous)
+                assert effort.ours <= 2 * 12, (name, asynchronous, turn, effort.calls)
 
 
 @mpi(ranks=(2,), timeout=300)
 def test_two_streams_in_turn_as_fsdp_has_them(comm: MPI.Intracomm) -> None:
     """All-gathers on one, reduce-scatters on the other: each waits for the one before, and for nothing behind that."""
     calls = Buffers(comm.rank, comm.size).calls()
-    with job(comm) as (group, driver, _):
+    with job(comm) as (group, streams, driver):
         for _ in range(4):
             for stream, name in (8, "all_gather_into_tensor"), (9, "reduce_scatter_tensor"):
-                group.go_on(stream)
+                streams.go_on(stream)
                 told = driver["did"]
-                calls[name](group.group, False)
+                calls[name](group, False)
                 comm.Barrier()
         for stream, name in (8, "all_gather_into_tensor"), (9, "reduce_scatter_tensor"):
-            group.go_on(stream)
+            streams.go_on(stream)
             told = driver["did"]
-            calls[name](group.group, False)
+            calls[name](group, False)
             said = [(what, on) for what, on, _ in driver.told(told)]
             assert said == [("wait", stream), ("launch", stream), ("record", stream)]
 
@@ -174,14 +181,12 @@ def test_a_list_gets_its_parts(comm: MPI.Intracomm) -> None:
         parts = [torch.zeros(4, 2, dtype=kind) for _ in range(n)]
         with torch.inference_mode():
             parts[0] = torch.zeros(4, 2, dtype=kind)
-        with job(comm) as (group, driver, dispatcher):
+        with job(comm) as (group, _, driver):
             for i in range(4):
                 comm.Barrier()
-                work = group.group.allgather(
-                    [parts], [torch.zeros(4, 2, dtype=kind)], opts(c10d.AllgatherOptions, True)
-                )
+                work = group.allgather([parts], [torch.zeros(4, 2, dtype=kind)], opts(c10d.AllgatherOptions, True))
                 if i > 2:
-                    assert dispatcher.repeated.last_launch[1] == dispatcher.sequence.seq
+                    assert by_c(group)
                     at = driver.last()[4][buffers_at(n) + 1]
                     nbytes = parts[0].nbytes
                     for r, part in enumerate(parts):
@@ -189,28 +194,27 @@ def test_a_list_gets_its_parts(comm: MPI.Intracomm) -> None:
                 assert work.result()[0] is parts[0]
             for _ in range(4):
                 comm.Barrier()
-                group.group.allgather([buffers.row], [buffers.block], opts(c10d.AllgatherOptions, False))
+                group.allgather([buffers.row], [buffers.block], opts(c10d.AllgatherOptions, False))
             assert driver.last()[4][buffers_at(n) + 1] == buffers.row[0].data_ptr()
             unlike = [torch.zeros(r + 1) for r in range(n)]
             comm.Barrier()
-            assert group.group.allgather([unlike], [torch.zeros(rank + 1)], opts(c10d.AllgatherOptions, False))
+            assert group.allgather([unlike], [torch.zeros(rank + 1)], opts(c10d.AllgatherOptions, False))
 
 
 @mpi(ranks=(2,), timeout=300)
 def test_the_end_of_a_coalesced_group_waits_for_what_was_begun_within(comm: MPI.Intracomm) -> None:
     """torch's manager of a device makes its list of calls before the group's end, whose Work is what it gives."""
     buffers = Buffers(comm.rank, comm.size)
-    with job(comm) as (group, _, _):
+    with job(comm) as (group, streams, _):
         for i in range(5):
-            group.group._start_coalescing(torch.device("cpu"))
-            made = buffers.calls()["all_reduce_coalesced"](group.group, True)
-            noted = buffers.calls()["broadcast"](group.group, True) if i % 2 else None
-            work = group.group._end_coalescing(torch.device("cpu"))
+            group._start_coalescing(torch.device("cpu"))
+            made = buffers.calls()["all_reduce_coalesced"](group, True)
+            noted = buffers.calls()["broadcast"](group, True) if i % 2 else None
+            work = group._end_coalescing(torch.device("cpu"))
             assert {x.data_ptr() for x in made.result()} == {x.data_ptr() for x in buffers.blocks}
-            assert (work is made) == (noted is None)
-            _, blocked = group.device.counts()
+            _, blocked = streams.device.counts()
             work.wait()
-            assert group.device.counts()[1] == blocked + (2 if noted else 1)
+            assert streams.device.counts()[1] == blocked + (2 if noted else 1)
             comm.Barrier()
 
 
@@ -218,9 +222,35 @@ def test_the_end_of_a_coalesced_group_waits_for_what_was_begun_within(comm: MPI.
 def test_one_event_leads_to_all_calls_apart(comm: MPI.Intracomm) -> None:
     """That behind a call is its Work's."""
     calls = Buffers(comm.rank, comm.size).calls()
-    with job(comm) as (group, _, _):
+    with job(comm) as (group, streams, _):
         for i in range(12):
             comm.Barrier()
-            created = group.device.created()
-            calls["all_reduce"](group.group, True)
-            assert i < 4 or group.device.created() == created + 1
+            created = streams.device.created()
+            calls["all_reduce"](group, True)
+            assert i < 4 or streams.device.created() == created + 1
+
+
+@mpi(ranks=(2,), timeout=300)
+def test_the_benchmark_of_the_hosts_time(comm: MPI.Intracomm) -> None:
+    """It has a row for each call, way to wait and way of streams, and its buffers fit."""
+    ways = {"CALLS": 2, "REPEATS": 1, "WARMUP": 4}
+    with mock.patch.multiple(torch_host_time, **ways), torch_host_time.on_nothing(torch) as (groups, device, on, _):
+        rows = torch_host_time.rows_of(comm, torch, groups, device, on, lambda: None, [1024, 4], checks=False)
+    calls = {row["call"] for row in rows}
+    assert len(calls) == 10
+    assert len(rows) == 2 * 2 * 2 * len(calls)
+    assert all(row["us"]["blink"] > 0 for row in rows)
+    blinkmpi.Communicator(comm).Free()
+
+
+def test_the_benchmarks_results_are_what_it_says() -> None:
+    """Its splits fit together, and a wrong result is seen."""
+    for n in (2, 3, 4):
+        every = [torch_host_time.cases(torch, rank, n, 64, torch.device("cpu")) for rank in range(n)]
+        assert len({tuple(case.name for case in cases) for cases in every}) == 1
+        for of_call in zip(*every, strict=True):
+            assert of_call[0].result in (1, n)
+    x = torch.zeros(4)
+    for add, right in ((0, True), (1, False)):
+        case = torch_host_time.Case("none", lambda _, a, add=add: x.add_(add), [x], [x], 1)
+        assert torch_host_time.is_right(case, None, lambda: None) is right
