@@ -93,6 +93,8 @@ class TensorCollectives:
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors, one for each rank; each gets its own."""
+        if work := fast_path.reduce_scatter_list(self, outputs, inputs, opts):
+            return work
         what, n = "reduce_scatter", self.comm.size
         make = lambda: _reduce_scatter(only(outputs, what), listed(inputs, n, what), Reduction(opts))  # noqa: E731
         return self._make(what, opts, make)
@@ -156,6 +158,8 @@ class TensorCollectives:
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Give each rank a tensor of a list, and get one of each; they may differ in shape."""
+        if work := fast_path.alltoall_list(self, outputs, inputs, opts):
+            return work
         n, lists = self.comm.size, (outputs, inputs)
         return self._make("alltoall", opts, lambda: _alltoall(*(listed([one], n, "alltoall") for one in lists)))
 

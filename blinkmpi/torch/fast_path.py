@@ -80,6 +80,16 @@ def allgather_list(group: Group, outputs: Any, tensors: Any, opts: Any) -> Work 
     return _made(group, "allgather_list", ALLGATHER, (outputs, tensors, opts), outputs[0] if outputs else (), tensors)
 
 
+def reduce_scatter_list(group: Group, outputs: Any, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduce`, of a list of tensors of equal lengths."""
+    return _made(group, "reduce_scatter_list", BLOCKS, (outputs, tensors, opts), outputs, outputs)
+
+
+def alltoall_list(group: Group, outputs: Any, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduce`, of two lists of tensors of whatever lengths."""
+    return _made(group, "alltoall_list", ALLTOALLV, (outputs, tensors, opts), outputs, tensors)
+
+
 def allreduces(group: Group, tensors: Any, opts: Any) -> Work | None:
     """As :func:`allreduce`, of some calls that are made as one group; None, too, for a group that C does not know."""
     return _made(group, "allreduces", ALLREDUCE, (tensors, opts), tensors, tensors)

@@ -174,6 +174,11 @@ at::Tensor bytes(const at::Tensor& tensor) { /* for what only moves */
   return flat(tensor).view(at::kByte);
 }
 
+at::Tensor as_type(const at::Tensor& bytes, c10::ScalarType type) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return bytes.view(type);
+}
+
 const char* at_byte(const at::Tensor& tensor, int64_t byte = 0) { return (const char*)tensor.const_data_ptr() + byte; }
 
 bool overlap(const at::Tensor& one, const at::Tensor& other) {
@@ -298,18 +303,70 @@ pybind11::object read_alltoall(pybind11::handle outputs, pybind11::handle inputs
   return output->numel() && input->numel() ? asked(given, bytes(*input), bytes(*output)) : pybind11::none();
 }
 
-/* Memory for what is gathered into some tensors, all as long as `input`: their own, if they lie one behind another; undefined
- * where a call of such is Python's to read. */
-at::Tensor memory_for(const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
-  bool in_a_row = true;
-  const int64_t nbytes = input.nbytes();
-  for (size_t i = 0; i < outputs.size(); i++) {
-    if ((int64_t)outputs[i].nbytes() != nbytes || overlap(input, outputs[i])) return {};
-    in_a_row = in_a_row && outputs[i].is_alias_of(outputs[0]) && at_byte(outputs[i]) == at_byte(outputs[0], i * nbytes);
+/* The tensors of a list of `n`, as plain() finds them; none if one of them is Python's to read. */
+std::vector<at::Tensor> each_of(pybind11::handle list, int64_t n) {
+  std::vector<at::Tensor> found;
+  if (!PyList_CheckExact(list.ptr()) || PyList_GET_SIZE(list.ptr()) != n) return {};
+  for (int64_t i = 0; i < n; i++) {
+    const at::Tensor* const one = plain(PyList_GET_ITEM(list.ptr(), i));
+    if (!one) return {};
+    found.push_back(*one);
+  }
+  return found;
+}
+
+/* The one item of a list; null for another list. */
+pybind11::handle only_list(pybind11::handle lists) {
+  const bool one = PyList_CheckExact(lists.ptr()) && PyList_GET_SIZE(lists.ptr()) == 1;
+  return one ? PyList_GET_ITEM(lists.ptr(), 0) : pybind11::none().ptr();
+}
+
+bool overlap(const at::Tensor& one, const std::vector<at::Tensor>& others) {
+  return std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) { return overlap(one, other); });
+}
+
+/* The bytes of tensors that lie one behind another; undefined for others. */
+at::Tensor as_one(const std::vector<at::Tensor>& tensors) {
+  int64_t nbytes = 0;
+  for (const auto& tensor : tensors) {
+    if (!tensor.is_alias_of(tensors[0]) || at_byte(tensor) != at_byte(tensors[0], nbytes)) return {};
+    nbytes += tensor.nbytes();
   }
   at::AutoDispatchBelowADInplaceOrView guard;
-  if (in_a_row) return bytes(outputs[0]).as_strided({(int64_t)outputs.size() * nbytes}, {1});
-  return at::empty({(int64_t)outputs.size() * nbytes}, input.options().dtype(at::kByte));
+  return bytes(tensors[0]).as_strided({nbytes}, {1});
+}
+
+/* The bytes of some tensors one behind another, in memory of their own if they do not lie so. */
+at::Tensor joined(const std::vector<at::Tensor>& tensors) {
+  at::Tensor found = as_one(tensors);
+  if (found.defined()) return found;
+  std::vector<at::Tensor> parts;
+  for (const auto& tensor : tensors) parts.push_back(bytes(tensor));
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return at::cat(parts);
+}
+
+/* Memory for the bytes of some tensors one behind another: their own, if they lie so. */
+at::Tensor memory_for(const std::vector<at::Tensor>& tensors) {
+  at::Tensor found = as_one(tensors);
+  if (found.defined()) return found;
+  int64_t nbytes = 0;
+  for (const auto& tensor : tensors) nbytes += tensor.nbytes();
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return at::empty({nbytes}, tensors[0].options().dtype(at::kByte));
+}
+
+/* Whether they are all as long as one, and for a reduction of its type. */
+bool are_like(const std::vector<at::Tensor>& tensors, const at::Tensor& one, bool typed) {
+  return !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.nbytes() == one.nbytes() && (!typed || tensor.scalar_type() == one.scalar_type());
+  });
+}
+
+pybind11::list lengths_of(const std::vector<at::Tensor>& tensors) {
+  pybind11::list found;
+  for (const auto& tensor : tensors) found.append(tensor.nbytes());
+  return found;
 }
 
 /* ---- calls beside the model, made again by C (repeated_calls.h) with no Python in between */
@@ -376,20 +433,42 @@ class QuickCalls {
                                   double timeout_ms) {
     const auto* given = options_of<c10d::AllgatherOptions>(options);
     const at::Tensor* const input = only(inputs);
-    PyObject* const list = PyList_CheckExact(lists.ptr()) && PyList_GET_SIZE(lists.ptr()) == 1 ? first(lists).ptr() : nullptr;
-    if (!given || !input || !list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) != n_) return pybind11::none();
-    std::vector<at::Tensor> outputs, operands{*input};
-    for (int64_t i = 0; i < n_; i++) {
-      const at::Tensor* const output = plain(PyList_GET_ITEM(list, i));
-      if (!output) return pybind11::none();
-      outputs.push_back(*output);
-    }
-    const at::Tensor whole = memory_for(outputs, *input);
+    auto outputs = each_of(only_list(lists), n_);
+    if (!given || !input || !are_like(outputs, *input, false) || overlap(*input, outputs)) return pybind11::none();
+    const at::Tensor whole = memory_for(outputs);
+    std::vector<at::Tensor> operands{*input, whole};
+    operands.insert(operands.end(), outputs.begin(), outputs.end());
+    return with_work(ALLGATHER, asked(given, bytes(*input), whole), timeout_ms, std::move(outputs), std::move(operands), whole);
+  }
+
+  pybind11::object reduce_scatter_list(pybind11::handle outputs, pybind11::handle lists, pybind11::handle options,
+                                       double timeout_ms) {
+    const auto* given = options_of<c10d::ReduceScatterOptions>(options);
+    const at::Tensor* const output = only(outputs);
+    const auto inputs = each_of(only_list(lists), n_);
+    if (!given || !output || !are_like(inputs, *output, true) || overlap(*output, inputs)) return pybind11::none();
+    const auto op = operation(given->reduceOp, *output);
+    const at::Tensor whole = op ? as_type(joined(inputs), output->scalar_type()) : at::Tensor();
     if (!whole.defined()) return pybind11::none();
-    operands.push_back(whole), operands.insert(operands.end(), outputs.begin(), outputs.end());
-    const bool copies = whole.const_data_ptr() != outputs[0].const_data_ptr();
-    return with_work(ALLGATHER, asked(given, bytes(*input), whole), timeout_ms, std::move(outputs), std::move(operands),
-                     copies ? whole : at::Tensor());
+    std::vector<at::Tensor> operands{*output, whole};
+    operands.insert(operands.end(), inputs.begin(), inputs.end());
+    return with_work(REDUCE_SCATTER, asked(given, whole, flat(*output), op), timeout_ms, {*output}, std::move(operands));
+  }
+
+  pybind11::object alltoall_list(pybind11::handle given_outputs, pybind11::handle given_inputs, pybind11::handle options,
+                                 double timeout_ms) {
+    const auto* given = options_of<c10d::AllToAllOptions>(options);
+    auto outputs = each_of(given_outputs, n_);
+    const auto inputs = each_of(given_inputs, n_);
+    if (!given || outputs.empty() || inputs.empty()) return pybind11::none();
+    for (const auto& output : outputs)
+      if (overlap(output, inputs)) return pybind11::none();
+    const at::Tensor sent = joined(inputs), whole = memory_for(outputs);
+    pybind11::list send, recv;
+    send.append(sent), send.append(lengths_of(inputs)), recv.append(whole), recv.append(lengths_of(outputs));
+    std::vector<at::Tensor> operands{sent, whole};
+    for (const auto* some : {&inputs, &std::as_const(outputs)}) operands.insert(operands.end(), some->begin(), some->end());
+    return with_work(ALLTOALLV, asked(given, send, recv), timeout_ms, std::move(outputs), std::move(operands), whole);
   }
 
   /* Some calls as a group. None, too, for a group that is Python's to make. */
@@ -465,7 +544,7 @@ class QuickCalls {
     return own_ms <= 0 || own_ms == timeout_ms;
   }
 
-  /* parts: what is copied into the outputs behind the call, if it is defined. */
+  /* parts: what the call writes in place of a list of outputs, if it is defined; it is copied to them if it is not theirs. */
   pybind11::object with_work(size_t method, const pybind11::object& found, double timeout_ms,
                              std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands,
                              const at::Tensor& parts = {}) {
@@ -475,11 +554,11 @@ class QuickCalls {
     pybind11::object begun = pybind11::bool_(false);
     if (outputs[0].get_device() == device_) begun = made(method, asked[0], apart);
     if (begun.ptr() != Py_True) {
-      if (parts.defined() && begun.ptr() == Py_False) return pybind11::none(); /* with memory of its own */
+      if (begun.ptr() == Py_False && parts.defined()) return pybind11::none(); /* with memory of its own */
       return pybind11::make_tuple(asked[0], asked[1], begun);
     }
     const c10::Stream stream = apart ? stream_ : current_stream(stream_.device());
-    if (parts.defined()) spread(parts, outputs, stream);
+    if (parts.defined() && at_byte(parts) != at_byte(outputs[0])) spread(parts, outputs, stream);
     return work_on(std::move(outputs), std::move(operands), stream, apart);
   }
 
@@ -669,6 +748,8 @@ PYBIND11_MODULE(torch_extension, m) {
       .def("reduce", &QuickCalls::reduce)
       .def("alltoall", &QuickCalls::alltoall)
       .def("allgather_list", &QuickCalls::allgather_list)
+      .def("reduce_scatter_list", &QuickCalls::reduce_scatter_list)
+      .def("alltoall_list", &QuickCalls::alltoall_list)
       .def("allreduces", &QuickCalls::allreduces)
       .def("allgathers", &QuickCalls::allgathers)
       .def("reduce_scatters", &QuickCalls::reduce_scatters)

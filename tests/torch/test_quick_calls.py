@@ -37,7 +37,7 @@ class Buffers:
         self.rank, self.n, self.turn = rank, n, 0
         self.block, self.other, self.whole = torch.zeros(COUNT), torch.zeros(COUNT), torch.zeros(n * COUNT)
         self.sent, self.got = torch.zeros(n * COUNT), torch.zeros(n * COUNT)
-        self.row, self.parts = [*torch.zeros(n, COUNT)], [torch.zeros(COUNT) for _ in range(n)]
+        self.row, self.second = ([*torch.zeros(n, COUNT)] for _ in range(2))
         self.wholes, self.blocks = ([torch.zeros(k * COUNT) for _ in range(3)] for k in (n, 1))
 
     def calls(self) -> dict[str, Call]:
@@ -54,6 +54,10 @@ class Buffers:
                 b.block, b.whole, opts(c10d.ReduceScatterOptions, a)
             ),
             "all_gather, in a row": lambda g, a: g.allgather([b.row], [b.block], opts(c10d.AllgatherOptions, a)),
+            "reduce_scatter, in a row": lambda g, a: g.reduce_scatter(
+                [b.block], [b.row], opts(c10d.ReduceScatterOptions, a)
+            ),
+            "all_to_all, in a row, of splits": lambda g, a: g.alltoall(b.row, b.second, opts(c10d.AllToAllOptions, a)),
             "all_to_all_single": lambda g, a: g.all_to_all_single(b.got, b.sent, [], [], opts(c10d.AllToAllOptions, a)),
             "all_to_all_single, splits": self.exchange,
             "all_reduce_coalesced": lambda g, a: g.allreduce_coalesced(
