@@ -23,8 +23,8 @@ from .routes import NoRouteError, Routes
 FLAT_RANKS = 1024  # beyond, on a network of one tier too
 MOST_EDGES, LEAST_TREES = 3 << 19, 512  # of all trees, where their number is free; no fewer trees for all that
 MOST_ARCS = 1 << 18  # of all trees of boxes, where each rank has its own; twice as many elsewhere
-# How often every box is a centre, whether in turn, and of how many levels of direct links the emptiest sends first: what
-# is best where boxes are alike comes first, then what is shallow.
+# How often every box is a centre, whether in turn, and of how many levels of direct links the emptiest sends first.
+# What is best where boxes are alike comes first, then what is shallow.
 ATTEMPTS = ((1, True, 0), (4, True, 0), (1, False, 2), (2, False, 5), (4, False, 8))
 WELL, ENOUGH = Fraction(96, 100), Fraction(98, 100)  # of the bound, where no better trees are looked for
 Rooted = tuple[int, tuple[Edge, ...]]  # a tree's root and edges
