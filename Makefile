@@ -16,6 +16,8 @@
 #   make torch-suite  torch's own tests of process groups against ours
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make clients  programs and tests of others with blinkmpi and without, from PyPI and GitHub (HEAT_GIT=its repository)
+#   make nccl-programs  NVIDIA's nccl-tests and torch's tests of NCCL, for a machine without network (SM=90, its GPUs)
+#   make nccl-clients   these and others' trainings under `blinkmpi nccl run` and without, on two GPUs
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make mutants  49 seeded faults, each of which a test must catch: how strong the tests are
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
@@ -35,6 +37,12 @@ MPI4PY ?= mpi4py-4.1.2
 PYLOPS ?= pylops_mpi-0.8.0
 HEAT ?= heat-1.8.0
 HEAT_GIT ?= https://github.com/helmholtz-analytics/heat
+NCCL_TESTS ?= nccl-tests-2.19.6
+NCCL_TESTS_GIT ?= https://github.com/NVIDIA/nccl-tests
+SM ?= 90
+PYTORCH ?= pytorch-2.11.0
+PYTORCH_GIT ?= https://github.com/pytorch/pytorch
+TORCH_TESTS := $(addprefix test/distributed/test_c10d_,nccl.py ops_nccl.py common.py)
 CUDA ?= 13
 SECONDS ?= 600
 WORKERS ?= 3
@@ -59,7 +67,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test test-long quick sizes docs check gpu mutants test-hosts mpi4py-suite torch-suite clients campaign paper wheel sbom lock clean
+.PHONY: demo test test-long quick sizes docs check gpu mutants test-hosts mpi4py-suite torch-suite clients nccl-programs nccl-clients campaign paper wheel sbom lock clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -120,6 +128,32 @@ build/$(MPI4PY) build/$(PYLOPS): build/%: | $(VENV)/pyvenv.cfg
 build/$(HEAT): # whose tests are not in what it publishes
 	git clone --quiet --depth 1 --branch $(subst heat-,v,$(HEAT)) $(HEAT_GIT) $@
 
+# Programs that use NCCL: what is fetched and compiled, which needs no GPU, and what runs it, which needs no network.
+nccl-programs: build/nccl-clients/.made
+
+nccl-clients: $(VENV)-nccl/.has-nccl build/nccl-clients/.made
+	$(VENV)-nccl/bin/python -m tests.nccl_clients --programs build/nccl-clients -o benchmarks/results/nccl-clients.json
+
+$(VENV)-nccl/.has-nccl: setup.py pyproject.toml Makefile tests/nccl_clients/requirements.txt
+	$(MAKE) VENV=$(VENV)-nccl $@
+
+build/nccl-clients/.made: tests/nccl_clients/build.py tests/nccl_clients/compilers.txt | \
+		$(VENV)/.has-$(if $(wildcard $(VENV)/.has-test),test,quick) build/$(NCCL_TESTS) build/$(PYTORCH)
+	$(PIP) install --no-deps --upgrade --target build/nvidia --requirement tests/nccl_clients/compilers.txt
+	$(BIN)/python -m tests.nccl_clients.build --source build/$(NCCL_TESTS) --wheels build/nvidia \
+		--sm $(SM) -o build/nccl-clients
+	cp $(addprefix build/$(PYTORCH)/,$(TORCH_TESTS)) build/nccl-clients
+	$(PIP) install --no-deps --upgrade --target build/nccl-clients 'expecttest==0.3.*' # which these tests import
+	@touch $@
+
+build/$(NCCL_TESTS):
+	git clone --quiet --depth 1 --branch $(subst nccl-tests-,v,$(NCCL_TESTS)) $(NCCL_TESTS_GIT) $@
+
+build/$(PYTORCH): # whose tests are not in what it publishes; of its files only these come
+	git clone --quiet --depth 1 --filter=blob:none --no-checkout \
+		--branch $(subst pytorch-,v,$(PYTORCH)) $(PYTORCH_GIT) $@
+	git -C $@ checkout --quiet HEAD -- $(TORCH_TESTS)
+
 paper: $(VENV)/.has-test
 	$(BIN)/python -m benchmarks.paper $(FIGURE)
 
@@ -161,6 +195,8 @@ $(VENV)/.has-docs: extras := mpi,docs
 $(VENV)/.has-cuda: extras := mpi,test,cuda$(CUDA)
 $(VENV)/.has-clients: extras := mpi
 $(VENV)/.has-clients: more := --requirement tests/clients/requirements.txt
+$(VENV)/.has-nccl: extras := mpi,cuda$(CUDA)
+$(VENV)/.has-nccl: more := --requirement tests/nccl_clients/requirements.txt
 $(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg
 	@echo "Installing blinkmpi[$(extras)] into $(VENV) ..."
 	@rm -rf build

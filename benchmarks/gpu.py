@@ -111,6 +111,7 @@ def calls(n: int) -> list[Step]:
         Step(f"beside-compute-gpu-np{n}", "", 20, program=beside),
         Step(f"groups-gpu-np{n}", "--gpu", 8, program="groups.py"),
         Step(f"torch-gpu-np{n}", "--gpu", 16, program="torch_group.py"),
+        Step(f"torch-host-time-gpu-np{n}", "", 16, program="torch_host_time.py"),
         Step(f"beside-compute-high-priority-gpu-np{n}", "--high-priority", 20, program=beside),
         *([Step(f"message-cost-gpu-np{n}", "--gpus", 8, program="message_cost.py")] if n == 2 else []),
         *(Step(f"lang-{name}-gpu-graph-np{n}", f"{collective} {sweep} {how}", 3) for name, collective, how in programs),

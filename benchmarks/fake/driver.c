@@ -10,8 +10,18 @@ typedef struct {
   uint64_t function, grid, block, stream, words[WORDS];
 } launch_t;
 
+typedef struct { /* a launch, a wait of a stream for an event, or a record of one behind a stream */
+  uint64_t what, stream, event;
+} did_t;
+
+enum { LAUNCHED, WAITED, RECORDED };
+
 launch_t fake_log[LOG];
+did_t fake_done[LOG];
+int64_t fake_did; /* of these, the last ones are remembered */
 int64_t fake_launches, fake_words, fake_error, fake_captured, fake_asked; /* fake_words: to remember of the arguments */
+uint64_t fake_only; /* the stream that is captured, if one is; 0: all are */
+int64_t fake_event_error, fake_capturing_error; /* of waits and records; of asking whether a stream is captured */
 int64_t fake_waits, fake_external, fake_before; /* waits for events, those of graphs; launches before the last one */
 int64_t fake_records, fake_behind;              /* records of events; launches before the last one */
 uint64_t fake_context = 77, fake_foreign = 1; /* the address of another GPU's memory */
@@ -19,12 +29,15 @@ uint64_t fake_current_stream;
 uint64_t fake_copies, fake_context_of_last; /* copies on a stream; the context in which the last launch was made */
 int64_t fake_gil; /* whether the last launch was made with the GIL held */
 
+static void did(uint64_t what, void *stream, void *event) { fake_done[fake_did++ % LOG] = (did_t){what, (uint64_t)stream, (uint64_t)event}; }
+
 int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **parameters, void **extra) {
   launch_t *const l = fake_log + fake_launches++ % LOG;
   (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra;
   l->function = (uint64_t)function, l->grid = gx, l->block = bx, l->stream = (uint64_t)stream;
   memcpy(l->words, parameters[0], 8 * (size_t)fake_words);
+  did(LAUNCHED, stream, NULL);
   fake_gil = PyGILState_Check(), fake_context_of_last = fake_context;
   return (int)fake_error;
 }
@@ -45,16 +58,23 @@ int cuPointerGetAttribute(void *found, int attribute, uint64_t at) {
 }
 
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
-  (void)stream, (void)event;
+  did(WAITED, stream, event);
   fake_waits++, fake_external += flags & 1, fake_before = fake_launches;
-  return 0;
+  return (int)fake_event_error;
 }
 
-int cuEventRecord(void *event, void *stream) { return (void)event, (void)stream, fake_records++, fake_behind = fake_launches, 0; }
+int cuEventRecord(void *event, void *stream) {
+  did(RECORDED, stream, event);
+  fake_records++, fake_behind = fake_launches;
+  return (int)fake_event_error;
+}
 
 int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) { return fake_external += flags & 1, cuEventRecord(event, stream); }
 
-int cuStreamIsCapturing(void *stream, int *found) { return (void)stream, *found = (int)fake_captured, 0; }
+int cuStreamIsCapturing(void *stream, int *found) {
+  *found = (int)fake_captured && (!fake_only || fake_only == (uint64_t)stream);
+  return (int)fake_capturing_error;
+}
 
 typedef struct { /* DLPack 1.3 */
   uint32_t major, minor;

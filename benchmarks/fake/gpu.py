@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from blinkmpi.errors import DeviceError
 from blinkmpi.planning.on_demand import PlanOnDemand
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.runtime import call_keys
@@ -23,12 +24,14 @@ from blinkmpi.runtime import context as runtime_context
 from blinkmpi.runtime.cuda import buffers
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda import device, order
+from blinkmpi.transport.cuda import device
 from blinkmpi.transport.cuda.device import Capture, Kernel
+from blinkmpi.transport.cuda.order import ORDER
 
 EVENT = 99  # an event's handle
 GPUS = count()  # that were made
 DRIVER = Path(__file__).with_name("driver.c")
+TOLD = ("launch", "wait", "record")  # by their numbers in driver.c
 EXCHANGE = "__dlpack_c_exchange_api__"
 
 
@@ -39,6 +42,12 @@ class Launched(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("function", "grid", "block", "stream")),
         ("words", ctypes.c_uint64 * 512),
     )
+
+
+class Done(ctypes.Structure):
+    """What the driver was told of streams: a launch, a wait for an event, a record of one."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("what", "stream", "event"))
 
 
 class FakeDriver:
@@ -55,6 +64,7 @@ class FakeDriver:
         exchange.argtypes, exchange.restype = [ctypes.py_object], ctypes.py_object
         self.exchange = exchange
         self._log = (Launched * self.LOG).in_dll(self.code, "fake_log")
+        self._done = (Done * self.LOG).in_dll(self.code, "fake_done")
 
     def __getitem__(self, name: str) -> int:
         return ctypes.c_int64.in_dll(self.code, f"fake_{name}").value
@@ -66,6 +76,12 @@ class FakeDriver:
         """Function, grid, block, stream and words of the last launch, or of one before it."""
         found = self._log[(self["launches"] - 1 - back) % self.LOG]
         return found.function, found.grid, found.block, found.stream, list(found.words)[: self["words"]]
+
+    def told(self, since: int) -> list[tuple[str, int, int]]:
+        """What it was told of streams since it had been told ``since`` things: what, the stream, the event."""
+        assert self["did"] - since <= self.LOG, "no more is remembered"
+        found = (self._done[i % self.LOG] for i in range(since, self["did"]))
+        return [(TOLD[one.what], one.stream, one.event) for one in found]
 
     def launch(self, *numbers: int) -> None:
         """What CuPy calls ``launchKernel``."""
@@ -171,7 +187,7 @@ class FakeGpu:
         return Kernel(None, self.compiled, 64, self)  # type: ignore[arg-type]
 
     def capturing(self, stream: int) -> bool:
-        return bool(self.fake["captured"])
+        return bool(self.fake["captured"]) and self.fake["only"] in (0, stream)
 
     def capture(self, stream: int) -> Capture:
         return Capture(self._captures + self.fake["captured"], 1, (self.fake["launches"],))
@@ -189,10 +205,14 @@ class FakeGpu:
         return ctypes.c_void_p(EVENT)
 
     def wait(self, stream: int, event: ctypes.c_void_p, *, external: bool = False) -> None:
-        self.driver.cuStreamWaitEvent(ctypes.c_void_p(stream), event, int(external))
+        self._checked("cuStreamWaitEvent", ctypes.c_void_p(stream), event, int(external))
 
     def record(self, stream: int, event: ctypes.c_void_p) -> None:
-        self.driver.cuEventRecord(event, ctypes.c_void_p(stream))
+        self._checked("cuEventRecord", event, ctypes.c_void_p(stream))
+
+    def _checked(self, name: str, *args: Any) -> None:
+        if code := getattr(self.driver, name)(*args):
+            raise DeviceError(f"{name}: CUDA error {code}")
 
     def add_record(self, capture: Capture, event: ctypes.c_void_p) -> int:
         self.records += 1
@@ -220,6 +240,20 @@ class FakeGpu:
 
     def entered(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def fresh_order() -> Iterator[None]:
+    """The process's order of calls as if none had been made; then again as it was."""
+    state, holders = ORDER.state, [*ORDER.holders]
+    before = bytes(state)
+    ORDER.holders.clear()
+    ctypes.memset(ctypes.byref(state), 0, ctypes.sizeof(state))
+    try:
+        yield
+    finally:
+        ctypes.memmove(ctypes.byref(state), before, len(before))
+        ORDER.holders[:] = holders
 
 
 @contextlib.contextmanager
@@ -255,7 +289,5 @@ def fake_gpus(algo: str = "", gate_from: int | None = None) -> Iterator[FakeDriv
         own = getattr(torch.Tensor, EXCHANGE, None)
         if own is not None:
             stack.enter_context(mock.patch.object(torch.Tensor, EXCHANGE, driver.exchange(own), create=True))
-        with mock.patch.object(order.ORDER, "chain", ctypes.c_void_p()):
-            order.ORDER.last.clear()
+        with fresh_order():
             yield driver
-            order.ORDER.last.clear()

@@ -17,7 +17,7 @@ NEAR = 2.0  # a size is that of a measured one up to this factor
 
 @cache
 def measured() -> dict[str, Any]:
-    """The file: ``goal``; for each ``RANKSxHOSTS`` its machine, and by collective rows of (bytes, least ratio)."""
+    """The file: ``goal``, and for each ``RANKSxHOSTS`` its machine and, by collective, rows of (bytes, least ratio)."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
     return found
 

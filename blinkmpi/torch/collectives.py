@@ -68,7 +68,7 @@ class TensorCollectives:
     timeout_s: float
     ranks: Sequence[int] = ()  # who the ranks are in the job, where their numbers are others
     coalescing: list[tuple[Operation, Any, Coalesced]] | None = None  # calls to be made together
-    coalesced_messages: Sequence[Work] = ()  # that were begun meanwhile
+    coalesced_works: Sequence[Work] = ()  # of what was begun meanwhile: messages, and groups of calls
     quick_calls: Any = None  # what makes calls in C++: see fast_path.py
 
     # ---- reductions
@@ -80,15 +80,21 @@ class TensorCollectives:
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce some tensors in one call for each element type."""
+        if work := fast_path.allreduces(self, tensors, opts):
+            return self._noted(work)
         return self._make_all("allreduce", opts, [partial(_allreduce, one, Reduction(opts)) for one in tensors])
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce everybody's tensor into the root's; the others' stay as they are."""
+        if work := fast_path.reduce(self, tensors, opts):
+            return work
         root, rank = _root(opts), self.rank_here
         return self._make("reduce", opts, lambda: _reduce(only(tensors, "reduce"), rank == root, root, Reduction(opts)))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors, one for each rank; each gets its own."""
+        if work := fast_path.reduce_scatter_list(self, outputs, inputs, opts):
+            return work
         what, n = "reduce_scatter", self.comm.size
         make = lambda: _reduce_scatter(only(outputs, what), listed(inputs, n, what), Reduction(opts))  # noqa: E731
         return self._make(what, opts, make)
@@ -100,6 +106,8 @@ class TensorCollectives:
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`reduce_scatter_single`, for some pairs of tensors."""
+        if work := fast_path.reduce_scatters(self, outputs, inputs, opts):
+            return self._noted(work)
         pairs = zip(outputs, inputs, strict=True)
         return self._make_all("reduce_scatter", opts, [partial(self._reduce_blocks, *p, opts) for p in pairs])
 
@@ -115,6 +123,8 @@ class TensorCollectives:
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect everybody's tensor in a list; they may differ in shape."""
+        if work := fast_path.allgather_list(self, outputs, inputs, opts):
+            return work
         n = self.comm.size
         make = lambda: _allgather(listed(outputs, n, "all_gather"), only(inputs, "all_gather"))  # noqa: E731
         return self._make("allgather", opts, make)
@@ -131,6 +141,8 @@ class TensorCollectives:
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`all_gather_single`, for some pairs of tensors."""
+        if work := fast_path.allgathers(self, outputs, inputs, opts):
+            return self._noted(work)
         pairs = zip(outputs, inputs, strict=True)
         return self._make_all("allgather", opts, [partial(_allgather_blocks, *p, self.rank_here) for p in pairs])
 
@@ -146,6 +158,8 @@ class TensorCollectives:
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Give each rank a tensor of a list, and get one of each; they may differ in shape."""
+        if work := fast_path.alltoall_list(self, outputs, inputs, opts):
+            return work
         n, lists = self.comm.size, (outputs, inputs)
         return self._make("alltoall", opts, lambda: _alltoall(*(listed([one], n, "alltoall") for one in lists)))
 
@@ -158,6 +172,8 @@ class TensorCollectives:
         opts: Any = None,
     ) -> Work:
         """As :meth:`alltoall`, of parts of one tensor along its first dimension; without splits they are equal."""
+        if work := fast_path.alltoall(self, output, input, output_splits, input_splits, opts):
+            return work
         n = self.comm.size
         return self._make("alltoall", opts, lambda: _alltoall_parts(output, input, output_splits, input_splits, n))
 
@@ -209,7 +225,7 @@ class TensorCollectives:
     @explained
     def _make_all(self, what: str, opts: Any, prepare: Sequence[Callable[[], Operation]]) -> Work:
         """Make some calls as a group."""
-        return self._group(self._read(what, prepare), opts)
+        return self._noted(self._group(self._read(what, prepare), opts))
 
     def _group(self, calls: Sequence[Operation], opts: Any) -> Work:
         outputs = [output for call in calls for output in call.outputs]
@@ -257,20 +273,26 @@ class TensorCollectives:
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Note calls until :meth:`_end_coalescing`."""
-        self.coalescing, self.coalesced_messages = [], ()
+        self.coalescing, self.coalesced_works = [], ()
 
     @explained
     def _end_coalescing(self, device: Any = None) -> Work:
-        """Make them together. Messages were begun at once; the work waits for them, too."""
+        """Make them together. Messages and groups were begun at once; the work waits for them, too."""
         noted, self.coalescing = self.coalescing or [], None
-        messages, self.coalesced_messages = self.coalesced_messages, ()
+        works, self.coalesced_works = self.coalesced_works, ()
+        outputs = [output for call, *_ in noted for output in call.outputs]
         if not noted:
-            return Several(messages, ())
+            return Several(works, outputs)
         made = self._group([call for call, *_ in noted], noted[0][1])
         for *_, work in noted:
             work.made = made
-        outputs = [output for call, *_ in noted for output in call.outputs]
-        return Several([made, *messages], outputs) if messages else made
+        return Several([made, *works], outputs) if works else made
+
+    def _noted(self, work: Work) -> Work:
+        """What was begun at once, for which the end of a coalesced group waits, too."""
+        if self.coalescing is not None:
+            self.coalesced_works = [*self.coalesced_works, work]
+        return work
 
     def explain(self, error: BlinkError) -> None:
         """Note on an error who the ranks of a part of the job are, which it numbers as the group does."""

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from ..collectives import dispatcher_of
 from ..errors import BlinkError
-from ..runtime.collectives import ALLGATHER, ALLREDUCE, BCAST, BLOCKS, CollectiveMethod
+from ..runtime.collectives import ALLGATHER, ALLREDUCE, ALLTOALL, ALLTOALLV, BCAST, BLOCKS, REDUCE, CollectiveMethod
+from ..runtime.grouping.launches import NotedCall
 from .compiler import hide
 from .operands import Tensor
 from .streams import capturing, communication_stream, communication_stream_here, current_stream
@@ -20,7 +21,8 @@ from .torch_extension import extension
 from .work import Work, work_on
 
 MILLI = 1e3
-METHODS = ALLREDUCE, BCAST, ALLGATHER, BLOCKS  # in the order in which C++ takes them
+GROUPS = "allreduces", "allgathers", "reduce_scatters"
+METHODS = ALLREDUCE, BCAST, REDUCE, ALLGATHER, BLOCKS, ALLTOALL, ALLTOALLV  # in the order in which C++ takes them
 
 
 class Group(Protocol):
@@ -59,6 +61,50 @@ def reduce_scatter(group: Group, output: Any, tensor: Any, opts: Any) -> Work | 
     return _made(group, "reduce_scatter", BLOCKS, (output, tensor, opts), [output], [output, tensor])
 
 
+def reduce(group: Group, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduce`."""
+    return _made(group, "reduce", REDUCE, (tensors, opts), tensors, tensors)
+
+
+def alltoall(
+    group: Group, output: Any, tensor: Any, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any
+) -> Work | None:
+    """As :func:`allreduce`; with splits, of whatever lengths."""
+    method = ALLTOALLV if output_splits or input_splits else ALLTOALL
+    given = output, tensor, output_splits, input_splits, opts
+    return _made(group, "alltoall", method, given, [output], [output, tensor])
+
+
+def allgather_list(group: Group, outputs: Any, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduce`, into a list of tensors of equal lengths."""
+    return _made(group, "allgather_list", ALLGATHER, (outputs, tensors, opts), outputs[0] if outputs else (), tensors)
+
+
+def reduce_scatter_list(group: Group, outputs: Any, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduce`, of a list of tensors of equal lengths."""
+    return _made(group, "reduce_scatter_list", BLOCKS, (outputs, tensors, opts), outputs, outputs)
+
+
+def alltoall_list(group: Group, outputs: Any, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduce`, of two lists of tensors of whatever lengths."""
+    return _made(group, "alltoall_list", ALLTOALLV, (outputs, tensors, opts), outputs, tensors)
+
+
+def allreduces(group: Group, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduce`, of some calls that are made as one group; None, too, for a group that C does not know."""
+    return _made(group, "allreduces", ALLREDUCE, (tensors, opts), tensors, tensors)
+
+
+def allgathers(group: Group, outputs: Any, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduces`."""
+    return _made(group, "allgathers", ALLGATHER, (outputs, tensors, opts), outputs, tensors)
+
+
+def reduce_scatters(group: Group, outputs: Any, tensors: Any, opts: Any) -> Work | None:
+    """As :func:`allreduces`."""
+    return _made(group, "reduce_scatters", BLOCKS, (outputs, tensors, opts), outputs, tensors)
+
+
 def quick_calls(comm: Any) -> Any:
     """What makes a communicator's calls in C++ (``QuickCalls`` there); None while there is no torch_extension.cpp."""
     if (quick := extension()) is None:
@@ -66,7 +112,7 @@ def quick_calls(comm: Any) -> Any:
     device, stream = communication_stream_here()
     here = partial(current_stream, stream.device)
     return quick.QuickCalls(
-        dispatcher_of(comm).repeated, METHODS, stream, here, capturing, device, comm.rank, comm.size
+        dispatcher_of(comm).repeated, METHODS, NotedCall, stream, here, capturing, device, comm.rank, comm.size
     )
 
 
@@ -88,7 +134,7 @@ def _made(
     outputs: Sequence[Tensor], memory: Sequence[Tensor],
 ) -> Work | None:  # fmt: skip
     hide()
-    if group.coalescing is not None:
+    if group.coalescing is not None and name not in GROUPS:
         return None
     quick = group.quick_calls
     if quick is None:

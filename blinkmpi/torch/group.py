@@ -166,12 +166,6 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         memory = torch.empty_like(tensor, device="cpu")
         return Received(begin(memory), tensor, memory)
 
-    def _noted(self, work: Work) -> Work:
-        """A message's work, for which the end of a coalesced group waits, too."""
-        if self.coalescing is not None:
-            self.coalesced_messages = [*self.coalesced_messages, work]
-        return work
-
     # ---- what torch asks of the backend for a device
 
     def _get_backend(self, device: Any) -> Any:

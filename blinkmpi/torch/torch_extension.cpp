@@ -139,14 +139,15 @@ class Span {
 #define BLINK_DEVICE CUDA
 #endif
 
-/* The tensor that an object of Python is, if a call takes it as it lies in memory; else null. */
-const at::Tensor* plain(PyObject* object) {
+/* The tensor that an object of Python is, if a call takes it as it lies in memory; else null.
+ * empty: whether it may be without elements. */
+const at::Tensor* plain(PyObject* object, bool empty = false) {
   if (!THPVariable_CheckExact(object)) return nullptr;
   const at::Tensor& tensor = THPVariable_Unpack(object);
   const bool fits = tensor.defined() && tensor.device().type() == c10::DeviceType::BLINK_DEVICE &&
                     tensor.layout() == c10::kStrided && tensor.is_contiguous() && !tensor.requires_grad() &&
                     !tensor.is_neg() && !tensor.is_conj() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
-                    tensor.const_data_ptr();
+                    (tensor.const_data_ptr() || (empty && !tensor.numel()));
   return fits ? &tensor : nullptr;
 }
 
@@ -171,6 +172,11 @@ at::Tensor flat(const at::Tensor& tensor) {
 at::Tensor bytes(const at::Tensor& tensor) { /* for what only moves */
   at::AutoDispatchBelowADInplaceOrView guard;
   return flat(tensor).view(at::kByte);
+}
+
+at::Tensor as_type(const at::Tensor& bytes, c10::ScalarType type) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return bytes.view(type);
 }
 
 const char* at_byte(const at::Tensor& tensor, int64_t byte = 0) { return (const char*)tensor.const_data_ptr() + byte; }
@@ -208,11 +214,23 @@ pybind11::object asked(const Options* options, Arguments&&... arguments) {
                               options->timeout.count());
 }
 
-pybind11::object read_allreduce(pybind11::handle tensors, pybind11::handle options) {
-  const auto* given = options_of<c10d::AllreduceOptions>(options);
-  const at::Tensor* tensor = only(tensors);
+pybind11::object asked_to_reduce(const c10d::AllreduceOptions* given, const at::Tensor* tensor) {
   const auto op = given && tensor ? operation(given->reduceOp, *tensor) : pybind11::object();
   return op ? asked(given, pybind11::none(), flat(*tensor), op) : pybind11::none();
+}
+
+pybind11::object read_allreduce(pybind11::handle tensors, pybind11::handle options) {
+  return asked_to_reduce(options_of<c10d::AllreduceOptions>(options), only(tensors));
+}
+
+/* The root's result is in place of its operand; the others have none. */
+pybind11::object read_reduce(pybind11::handle tensors, int64_t rank, pybind11::handle options) {
+  const auto* given = options_of<c10d::ReduceOptions>(options);
+  const at::Tensor* tensor = only(tensors);
+  const auto op = given && tensor ? operation(given->reduceOp, *tensor) : pybind11::object();
+  if (!op) return pybind11::none();
+  if (rank == given->rootRank) return asked(given, pybind11::none(), flat(*tensor), op, given->rootRank);
+  return asked(given, flat(*tensor), pybind11::none(), op, given->rootRank);
 }
 
 pybind11::object read_broadcast(pybind11::handle tensors, pybind11::handle options) {
@@ -243,6 +261,114 @@ pybind11::object read_reduce_scatter(pybind11::handle outputs, pybind11::handle 
   return asked(given, flat(*input), flat(*output), op);
 }
 
+bool are_split(pybind11::handle output_splits, pybind11::handle input_splits) {
+  return PyObject_Length(output_splits.ptr()) > 0 || PyObject_Length(input_splits.ptr()) > 0;
+}
+
+/* The bytes of each rank's rows of a tensor; null for splits that are Python's to read or to refuse. None are equal ones. */
+pybind11::object parts_of(const at::Tensor& tensor, pybind11::handle splits, int64_t n) {
+  PyObject* const object = splits.ptr();
+  if (!PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return {};
+  const int64_t rows = tensor.dim() ? tensor.size(0) : 1, row = rows ? (int64_t)tensor.nbytes() / rows : 0;
+  const bool given = PySequence_Fast_GET_SIZE(object) > 0;
+  if (given ? PySequence_Fast_GET_SIZE(object) != n : rows % n != 0) return {};
+  pybind11::list parts(n);
+  int64_t sum = 0;
+  for (int64_t i = 0; i < n; i++) {
+    PyObject* const number = given ? PySequence_Fast_GET_ITEM(object, i) : nullptr;
+    if (number && !PyLong_CheckExact(number)) return {};
+    const int64_t part = number ? PyLong_AsLongLong(number) : rows / n;
+    if (PyErr_Occurred()) PyErr_Clear();
+    if (part < 0 || part > rows - sum) return {};
+    sum += part;
+    parts[i] = pybind11::int_(part * row);
+  }
+  if (sum != rows) return {};
+  return std::move(parts);
+}
+
+/* Splits of rows, as torch has them; with none, all ranks know that the parts are equal. */
+pybind11::object read_alltoall(pybind11::handle outputs, pybind11::handle inputs, pybind11::handle output_splits,
+                               pybind11::handle input_splits, int64_t n, pybind11::handle options) {
+  const auto* given = options_of<c10d::AllToAllOptions>(options);
+  const at::Tensor *output = plain(outputs.ptr(), true), *input = plain(inputs.ptr(), true);
+  if (!given || !output || !input || overlap(*input, *output)) return pybind11::none();
+  const auto mine = parts_of(*input, input_splits, n), theirs = parts_of(*output, output_splits, n);
+  if (!mine || !theirs) return pybind11::none();
+  if (are_split(output_splits, input_splits)) {
+    pybind11::list send, recv;
+    send.append(bytes(*input)), send.append(mine), recv.append(bytes(*output)), recv.append(theirs);
+    return asked(given, send, recv);
+  }
+  return output->numel() && input->numel() ? asked(given, bytes(*input), bytes(*output)) : pybind11::none();
+}
+
+/* The tensors of a list of `n`, as plain() finds them; none if one of them is Python's to read. */
+std::vector<at::Tensor> each_of(pybind11::handle list, int64_t n) {
+  std::vector<at::Tensor> found;
+  if (!PyList_CheckExact(list.ptr()) || PyList_GET_SIZE(list.ptr()) != n) return {};
+  for (int64_t i = 0; i < n; i++) {
+    const at::Tensor* const one = plain(PyList_GET_ITEM(list.ptr(), i));
+    if (!one) return {};
+    found.push_back(*one);
+  }
+  return found;
+}
+
+/* The one item of a list; null for another list. */
+pybind11::handle only_list(pybind11::handle lists) {
+  const bool one = PyList_CheckExact(lists.ptr()) && PyList_GET_SIZE(lists.ptr()) == 1;
+  return one ? PyList_GET_ITEM(lists.ptr(), 0) : pybind11::none().ptr();
+}
+
+bool overlap(const at::Tensor& one, const std::vector<at::Tensor>& others) {
+  return std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) { return overlap(one, other); });
+}
+
+/* The bytes of tensors that lie one behind another; undefined for others. */
+at::Tensor as_one(const std::vector<at::Tensor>& tensors) {
+  int64_t nbytes = 0;
+  for (const auto& tensor : tensors) {
+    if (!tensor.is_alias_of(tensors[0]) || at_byte(tensor) != at_byte(tensors[0], nbytes)) return {};
+    nbytes += tensor.nbytes();
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return bytes(tensors[0]).as_strided({nbytes}, {1});
+}
+
+/* The bytes of some tensors one behind another, in memory of their own if they do not lie so. */
+at::Tensor joined(const std::vector<at::Tensor>& tensors) {
+  at::Tensor found = as_one(tensors);
+  if (found.defined()) return found;
+  std::vector<at::Tensor> parts;
+  for (const auto& tensor : tensors) parts.push_back(bytes(tensor));
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return at::cat(parts);
+}
+
+/* Memory for the bytes of some tensors one behind another: their own, if they lie so. */
+at::Tensor memory_for(const std::vector<at::Tensor>& tensors) {
+  at::Tensor found = as_one(tensors);
+  if (found.defined()) return found;
+  int64_t nbytes = 0;
+  for (const auto& tensor : tensors) nbytes += tensor.nbytes();
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return at::empty({nbytes}, tensors[0].options().dtype(at::kByte));
+}
+
+/* Whether they are all as long as one, and for a reduction of its type. */
+bool are_like(const std::vector<at::Tensor>& tensors, const at::Tensor& one, bool typed) {
+  return !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.nbytes() == one.nbytes() && (!typed || tensor.scalar_type() == one.scalar_type());
+  });
+}
+
+pybind11::list lengths_of(const std::vector<at::Tensor>& tensors) {
+  pybind11::list found;
+  for (const auto& tensor : tensors) found.append(tensor.nbytes());
+  return found;
+}
+
 /* ---- calls beside the model, made again by C (repeated_calls.h) with no Python in between */
 
 /* The tensors of a call that plain() has found. */
@@ -258,33 +384,113 @@ std::vector<at::Tensor> all_of(std::initializer_list<pybind11::handle> objects) 
  * left it; else what torch gets for a call that was made. C keeps no operands: those of a call apart are its Work's, and
  * memory that is freed behind a call on the current stream is used again behind it there. */
 class QuickCalls {
+  enum { ALLREDUCE, BROADCAST, REDUCE, ALLGATHER, REDUCE_SCATTER, ALLTOALL, ALLTOALLV }; /* of `methods` */
+
  public:
-  /* `here` gives the object of the current stream. */
-  QuickCalls(pybind11::object repeated, pybind11::tuple methods, pybind11::object stream, pybind11::object here,
-             pybind11::object capturing, int64_t device, int64_t rank, int64_t n)
-      : repeated_(std::move(repeated)), methods_(std::move(methods)), capturing_(std::move(capturing)),
-        stream_object_(stream), here_(std::move(here)), stream_(stream.cast<c10::Stream>()), device_(device), rank_(rank),
-        n_(n) {}
+  /* `noted` is the type of a call of a group; `here` gives the object of the current stream. */
+  QuickCalls(pybind11::object repeated, pybind11::tuple methods, pybind11::object noted, pybind11::object stream,
+             pybind11::object here, pybind11::object capturing, int64_t device, int64_t rank, int64_t n)
+      : repeated_(std::move(repeated)), methods_(std::move(methods)), noted_(std::move(noted)),
+        capturing_(std::move(capturing)), stream_object_(stream), here_(std::move(here)), stream_(stream.cast<c10::Stream>()),
+        before_(stream_.device_type()), device_(device), rank_(rank), n_(n) {}
 
   pybind11::object allreduce(pybind11::handle tensors, pybind11::handle options, double timeout_ms) {
     const auto found = read_allreduce(tensors, options);
-    return found.is_none() ? found : with_work(0, found, timeout_ms, all_of({first(tensors)}), all_of({first(tensors)}));
+    return found.is_none() ? found : with_work(ALLREDUCE, found, timeout_ms, all_of({first(tensors)}), all_of({first(tensors)}));
   }
 
   pybind11::object broadcast(pybind11::handle tensors, pybind11::handle options, double timeout_ms) {
     const auto found = read_broadcast(tensors, options);
-    return found.is_none() ? found : with_work(1, found, timeout_ms, all_of({first(tensors)}), all_of({first(tensors)}));
+    return found.is_none() ? found : with_work(BROADCAST, found, timeout_ms, all_of({first(tensors)}), all_of({first(tensors)}));
   }
 
   pybind11::object allgather(pybind11::handle output, pybind11::handle input, pybind11::handle options, double timeout_ms) {
     const auto found = read_allgather(output, input, rank_, options);
-    return found.is_none() ? found : with_work(2, found, timeout_ms, all_of({output}), all_of({output, input}));
+    return found.is_none() ? found : with_work(ALLGATHER, found, timeout_ms, all_of({output}), all_of({output, input}));
   }
 
   pybind11::object reduce_scatter(pybind11::handle output, pybind11::handle input, pybind11::handle options,
                                   double timeout_ms) {
     const auto found = read_reduce_scatter(output, input, rank_, n_, options);
-    return found.is_none() ? found : with_work(3, found, timeout_ms, all_of({output}), all_of({output, input}));
+    return found.is_none() ? found : with_work(REDUCE_SCATTER, found, timeout_ms, all_of({output}), all_of({output, input}));
+  }
+
+  pybind11::object reduce(pybind11::handle tensors, pybind11::handle options, double timeout_ms) {
+    const auto found = read_reduce(tensors, rank_, options);
+    return found.is_none() ? found : with_work(REDUCE, found, timeout_ms, all_of({first(tensors)}), all_of({first(tensors)}));
+  }
+
+  pybind11::object alltoall(pybind11::handle output, pybind11::handle input, pybind11::handle output_splits,
+                            pybind11::handle input_splits, pybind11::handle options, double timeout_ms) {
+    const auto found = read_alltoall(output, input, output_splits, input_splits, n_, options);
+    if (found.is_none()) return found;
+    const size_t method = are_split(output_splits, input_splits) ? ALLTOALLV : ALLTOALL;
+    return with_work(method, found, timeout_ms, all_of({output}), all_of({output, input}));
+  }
+
+  /* Into a list of tensors of equal lengths, which are copied there if they do not lie one behind another. */
+  pybind11::object allgather_list(pybind11::handle lists, pybind11::handle inputs, pybind11::handle options,
+                                  double timeout_ms) {
+    const auto* given = options_of<c10d::AllgatherOptions>(options);
+    const at::Tensor* const input = only(inputs);
+    auto outputs = each_of(only_list(lists), n_);
+    if (!given || !input || !are_like(outputs, *input, false) || overlap(*input, outputs)) return pybind11::none();
+    const at::Tensor whole = memory_for(outputs);
+    std::vector<at::Tensor> operands{*input, whole};
+    operands.insert(operands.end(), outputs.begin(), outputs.end());
+    return with_work(ALLGATHER, asked(given, bytes(*input), whole), timeout_ms, std::move(outputs), std::move(operands), whole);
+  }
+
+  pybind11::object reduce_scatter_list(pybind11::handle outputs, pybind11::handle lists, pybind11::handle options,
+                                       double timeout_ms) {
+    const auto* given = options_of<c10d::ReduceScatterOptions>(options);
+    const at::Tensor* const output = only(outputs);
+    const auto inputs = each_of(only_list(lists), n_);
+    if (!given || !output || !are_like(inputs, *output, true) || overlap(*output, inputs)) return pybind11::none();
+    const auto op = operation(given->reduceOp, *output);
+    const at::Tensor whole = op ? as_type(joined(inputs), output->scalar_type()) : at::Tensor();
+    if (!whole.defined()) return pybind11::none();
+    std::vector<at::Tensor> operands{*output, whole};
+    operands.insert(operands.end(), inputs.begin(), inputs.end());
+    return with_work(REDUCE_SCATTER, asked(given, whole, flat(*output), op), timeout_ms, {*output}, std::move(operands));
+  }
+
+  pybind11::object alltoall_list(pybind11::handle given_outputs, pybind11::handle given_inputs, pybind11::handle options,
+                                 double timeout_ms) {
+    const auto* given = options_of<c10d::AllToAllOptions>(options);
+    auto outputs = each_of(given_outputs, n_);
+    const auto inputs = each_of(given_inputs, n_);
+    if (!given || outputs.empty() || inputs.empty()) return pybind11::none();
+    for (const auto& output : outputs)
+      if (overlap(output, inputs)) return pybind11::none();
+    const at::Tensor sent = joined(inputs), whole = memory_for(outputs);
+    pybind11::list send, recv;
+    send.append(sent), send.append(lengths_of(inputs)), recv.append(whole), recv.append(lengths_of(outputs));
+    std::vector<at::Tensor> operands{sent, whole};
+    for (const auto* some : {&inputs, &std::as_const(outputs)}) operands.insert(operands.end(), some->begin(), some->end());
+    return with_work(ALLTOALLV, asked(given, send, recv), timeout_ms, std::move(outputs), std::move(operands), whole);
+  }
+
+  /* Some calls as a group. None, too, for a group that is Python's to make. */
+  pybind11::object allreduces(pybind11::handle tensors, pybind11::handle options, double timeout_ms) {
+    const auto* given = options_of<c10d::AllreduceCoalescedOptions>(options);
+    return grouped(ALLREDUCE, tensors, tensors, timeout_ms, [&](PyObject* tensor, PyObject*) {
+      return asked_to_reduce(given, plain(tensor));
+    });
+  }
+
+  pybind11::object allgathers(pybind11::handle outputs, pybind11::handle inputs, pybind11::handle options,
+                              double timeout_ms) {
+    return grouped(ALLGATHER, outputs, inputs, timeout_ms, [&](PyObject* output, PyObject* input) {
+      return read_allgather(output, input, rank_, options);
+    });
+  }
+
+  pybind11::object reduce_scatters(pybind11::handle outputs, pybind11::handle inputs, pybind11::handle options,
+                                   double timeout_ms) {
+    return grouped(REDUCE_SCATTER, outputs, inputs, timeout_ms, [&](PyObject* output, PyObject* input) {
+      return read_reduce_scatter(output, input, rank_, n_, options);
+    });
   }
 
   /* A future of a tensor that is averaged in place, for DDP's hook. */
@@ -293,7 +499,7 @@ class QuickCalls {
     const auto op = tensor ? operation(c10d::ReduceOp::AVG, *tensor) : pybind11::object();
     if (!op || tensor->get_device() != device_) return pybind11::none();
     const auto arguments = pybind11::make_tuple(pybind11::none(), flat(*tensor), op);
-    const auto begun = made(0, arguments, true);
+    const auto begun = made(ALLREDUCE, arguments, true);
     if (begun.ptr() != Py_True) return pybind11::make_tuple(arguments, true, begun);
     if (tensor->is_cuda()) tensor->record_stream(stream_); /* where backward fails, nobody waits for its buckets */
     auto value = torch::jit::toIValue(object, c10::PyObjectType::get());
@@ -306,10 +512,22 @@ class QuickCalls {
 
   /* What C says of a call that is put on the current stream, or apart behind that, if none is captured. */
   pybind11::object made(size_t method, const pybind11::object& arguments, bool apart) {
-    if (capturing_().ptr() != Py_False) return pybind11::bool_(false);
+    const auto stream = stream_for(apart);
+    return stream ? again(method, arguments, stream) : pybind11::bool_(false);
+  }
+
+  pybind11::object again(size_t method, const pybind11::object& arguments, const pybind11::object& stream) {
+    return repeated_.attr("again")(methods_[method], arguments, stream, true);
+  }
+
+  /* The object of the stream of a call, behind the current one if it is apart; null during a capture. */
+  pybind11::object stream_for(bool apart) {
+    if (capturing_().ptr() != Py_False) return {};
     const c10::Stream current = current_stream(stream_.device());
-    if (apart) recorded(current).block(stream_);
-    return repeated_.attr("again")(methods_[method], arguments, apart ? stream_object_ : object_of(current), true);
+    if (!apart) return object_of(current);
+    before_.record(current); /* again and again: who waits for an event waits for it as it is then */
+    before_.block(stream_);
+    return stream_object_;
   }
 
   /* Python's object of the current stream, which takes long to make. */
@@ -320,25 +538,82 @@ class QuickCalls {
     return object;
   }
 
-  pybind11::object with_work(size_t method, const pybind11::object& found, double timeout_ms,
-                             std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands) {
-    const auto asked = pybind11::reinterpret_borrow<pybind11::tuple>(found);
+  /* Whether C may make a call with such a deadline, if it has one of its own. */
+  static bool in_time(const pybind11::tuple& asked, double timeout_ms) {
     const auto own_ms = asked[2].cast<double>();
-    if (own_ms > 0 && own_ms != timeout_ms) return pybind11::none();
+    return own_ms <= 0 || own_ms == timeout_ms;
+  }
+
+  /* parts: what the call writes in place of a list of outputs, if it is defined; it is copied to them if it is not theirs. */
+  pybind11::object with_work(size_t method, const pybind11::object& found, double timeout_ms,
+                             std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands,
+                             const at::Tensor& parts = {}) {
+    const auto asked = pybind11::reinterpret_borrow<pybind11::tuple>(found);
+    if (!in_time(asked, timeout_ms)) return pybind11::none();
     const bool apart = asked[1].cast<bool>();
     pybind11::object begun = pybind11::bool_(false);
     if (outputs[0].get_device() == device_) begun = made(method, asked[0], apart);
-    if (begun.ptr() != Py_True) return pybind11::make_tuple(asked[0], asked[1], begun);
+    if (begun.ptr() != Py_True) {
+      if (begun.ptr() == Py_False && parts.defined()) return pybind11::none(); /* with memory of its own */
+      return pybind11::make_tuple(asked[0], asked[1], begun);
+    }
     const c10::Stream stream = apart ? stream_ : current_stream(stream_.device());
+    if (parts.defined() && at_byte(parts) != at_byte(outputs[0])) spread(parts, outputs, stream);
+    return work_on(std::move(outputs), std::move(operands), stream, apart);
+  }
+
+  static pybind11::object work_on(std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, c10::Stream stream,
+                                  bool apart) {
     return pybind11::cast(c10::intrusive_ptr<c10d::Work>(
         c10::make_intrusive<StreamWork>(std::move(outputs), std::move(operands), stream, apart)));
   }
 
+  /* Copy bytes to the tensors that they are the elements of, on a stream; also to those of inference mode. */
+  static void spread(const at::Tensor& parts, const std::vector<at::Tensor>& outputs, const c10::Stream& stream) {
+    c10::InferenceMode any;
+    c10::StreamGuard on(stream);
+    int64_t at = 0;
+    for (const auto& output : outputs) {
+      flat(output).view(at::kByte).copy_(parts.narrow(0, at, output.nbytes()));
+      at += output.nbytes();
+    }
+  }
+
+  /* Calls of pairs of tensors as `grouped()` notes them; `read` gives what read_... gives of a pair. */
+  template <class Read>
+  pybind11::object grouped(size_t method, pybind11::handle outputs, pybind11::handle inputs, double timeout_ms, Read read) {
+    const bool lists = PyList_CheckExact(outputs.ptr()) && PyList_CheckExact(inputs.ptr());
+    const Py_ssize_t many = lists ? PyList_GET_SIZE(outputs.ptr()) : 0;
+    if (!many || PyList_GET_SIZE(inputs.ptr()) != many) return pybind11::none();
+    std::vector<pybind11::tuple> asked;
+    std::vector<at::Tensor> written, operands;
+    for (Py_ssize_t i = 0; i < many; i++) {
+      PyObject *const output = PyList_GET_ITEM(outputs.ptr(), i), *const input = PyList_GET_ITEM(inputs.ptr(), i);
+      const auto one = read(output, input);
+      if (one.is_none() || THPVariable_Unpack(output).get_device() != device_) return pybind11::none();
+      asked.push_back(pybind11::reinterpret_borrow<pybind11::tuple>(one));
+      written.push_back(THPVariable_Unpack(output)), operands.push_back(THPVariable_Unpack(output));
+      if (input != output) operands.push_back(THPVariable_Unpack(input));
+    }
+    const bool apart = asked[0][1].template cast<bool>();
+    const auto stream = in_time(asked[0], timeout_ms) ? stream_for(apart) : pybind11::object();
+    if (!stream) return pybind11::none();
+    const auto make = pybind11::handle((PyObject*)&PyTuple_Type).attr("__new__");
+    pybind11::tuple calls(many);
+    for (Py_ssize_t i = 0; i < many; i++)
+      calls[i] = make(noted_, pybind11::make_tuple(methods_[method], asked[i][0], pybind11::none(), stream));
+    const auto begun = again(method, calls, stream);
+    if (begun.ptr() == Py_False) return pybind11::none();
+    if (begun.ptr() != Py_True) return pybind11::make_tuple(calls, apart, begun);
+    return work_on(std::move(written), std::move(operands), apart ? stream_ : current_stream(stream_.device()), apart);
+  }
+
   pybind11::object repeated_;
   pybind11::tuple methods_;
-  pybind11::object capturing_, stream_object_, here_;
+  pybind11::object noted_, capturing_, stream_object_, here_;
   std::map<c10::StreamId, pybind11::object> objects_; /* of current streams */
   c10::Stream stream_;
+  c10::Event before_; /* on the current stream, for a call apart */
   int64_t device_, rank_, n_;
 };
 
@@ -457,17 +732,27 @@ PYBIND11_MODULE(torch_extension, m) {
   m.def("read_broadcast", &read_broadcast);
   m.def("read_allgather", &read_allgather);
   m.def("read_reduce_scatter", &read_reduce_scatter);
+  m.def("read_reduce", &read_reduce);
+  m.def("read_alltoall", &read_alltoall);
   pybind11::class_<Span>(m, "Span")
       .def(pybind11::init<std::string>())
       .def("__enter__", &Span::enter)
       .def("__exit__", &Span::leave);
   pybind11::class_<QuickCalls>(m, "QuickCalls")
-      .def(pybind11::init<pybind11::object, pybind11::tuple, pybind11::object, pybind11::object, pybind11::object, int64_t, int64_t,
-                          int64_t>())
+      .def(pybind11::init<pybind11::object, pybind11::tuple, pybind11::object, pybind11::object, pybind11::object,
+                          pybind11::object, int64_t, int64_t, int64_t>())
       .def("allreduce", &QuickCalls::allreduce)
       .def("broadcast", &QuickCalls::broadcast)
       .def("allgather", &QuickCalls::allgather)
       .def("reduce_scatter", &QuickCalls::reduce_scatter)
+      .def("reduce", &QuickCalls::reduce)
+      .def("alltoall", &QuickCalls::alltoall)
+      .def("allgather_list", &QuickCalls::allgather_list)
+      .def("reduce_scatter_list", &QuickCalls::reduce_scatter_list)
+      .def("alltoall_list", &QuickCalls::alltoall_list)
+      .def("allreduces", &QuickCalls::allreduces)
+      .def("allgathers", &QuickCalls::allgathers)
+      .def("reduce_scatters", &QuickCalls::reduce_scatters)
       .def("average", &QuickCalls::average);
   pybind11::class_<MessageEnd>(m, "MessageEnd")
       .def(pybind11::init<const std::map<std::string, int64_t>&, std::vector<uint64_t>, pybind11::object, pybind11::object,

@@ -250,7 +250,7 @@ class Coalesced(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for all that were made with it."""
-        return self.made is None or self.made.wait(timeout)
+        return self.made is None or _waited_for(self.made, timeout)
 
 
 @hidden
@@ -275,4 +275,9 @@ class Several(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for all."""
-        return all(work.wait(timeout) for work in self._works)
+        return all(_waited_for(work, timeout) for work in self._works)
+
+
+def _waited_for(work: Work, timeout: timedelta | None) -> bool:
+    """Wait for a Work of ours or of torch_extension.cpp, which takes no None."""
+    return work.wait() if timeout is None else work.wait(timeout)

@@ -1,13 +1,11 @@
 """torch_extension.cpp as tests of it have it: for this torch, for host memory, and a device that has no memory."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.fake.torch_group import DEVICE
 from blinkmpi.transport.host.native import build, built
-
-DEVICE = Path(__file__).with_name("no_device.cpp")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

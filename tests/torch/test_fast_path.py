@@ -27,7 +27,7 @@ operands = pytest.importorskip("blinkmpi.torch.operands")
 dist, c10d, Reduction = torch.distributed, torch.distributed.distributed_c10d, operands.Reduction
 STREAM = 5
 
-READS = ("read_allreduce", "read_broadcast", "read_allgather", "read_reduce_scatter")
+READS = ("read_allreduce", "read_broadcast", "read_reduce", "read_allgather", "read_reduce_scatter")
 KINDS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
 
 
@@ -37,6 +37,8 @@ def read_in_python(read: str, given: tuple[Any, ...], opts: Any) -> tuple[Any, .
         return collectives._allreduce(given[0][0], Reduction(opts)).args
     if read == "read_broadcast":
         return collectives._broadcast(given[0][0], opts.rootRank).args
+    if read == "read_reduce":
+        return collectives._reduce(given[0][0], opts.rootRank == 1, opts.rootRank, Reduction(opts)).args
     if read == "read_allgather":
         return collectives._allgather_blocks(*given).args
     args = collectives._reduce_blocks(*given, Reduction(opts)).args
@@ -57,7 +59,7 @@ def memory(dtype: Any, count: int) -> Any:
 
 def shapes_of(read: str, dtype: Any) -> list[tuple[Any, ...]]:
     """Calls of rank 1 of 3 that C++ reads: flat tensors, matrices, a single number, parts of others, in place."""
-    if read in ("read_allreduce", "read_broadcast"):
+    if read in READS[:3]:
         whole = memory(dtype, 24)
         return [([whole],), ([whole.view(4, 6)],), ([whole[5]],), ([whole[3:9]],), ([whole.view(4, 6)[1:3]],)]
     apart = [(memory(dtype, 24), memory(dtype, 8)), (memory(dtype, 24).view(3, 8), memory(dtype, 8))]
@@ -69,7 +71,7 @@ def shapes_of(read: str, dtype: Any) -> list[tuple[Any, ...]]:
 
 
 def call(module: Any, read: str, given: tuple[Any, ...], opts: Any, rank: int = 1, n: int = 3) -> Any:
-    who = {"read_allgather": (rank,), "read_reduce_scatter": (rank, n)}.get(read, ())
+    who = {"read_allgather": (rank,), "read_reduce": (rank,), "read_reduce_scatter": (rank, n)}.get(read, ())
     return getattr(module, read)(*given, *who, opts)
 
 
@@ -77,6 +79,7 @@ def options_of(read: str) -> Any:
     return {
         "read_allreduce": c10d.AllreduceOptions,
         "read_broadcast": c10d.BroadcastOptions,
+        "read_reduce": c10d.ReduceOptions,
         "read_allgather": c10d.AllgatherOptions,
         "read_reduce_scatter": c10d.ReduceScatterOptions,
     }[read]()
@@ -87,7 +90,7 @@ def test_what_cpp_reads_of_a_call(on_cpu: Any, read: str) -> None:
     """The same memory, types, operation and root as Python; and the caller's options."""
     opts = options_of(read)
     opts.timeout = timedelta(seconds=7)
-    if read == "read_broadcast":
+    if hasattr(opts, "rootRank"):
         opts.rootRank = 2
     kinds = [*KINDS] if hasattr(opts, "reduceOp") else [""]
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
@@ -104,6 +107,8 @@ def test_what_cpp_reads_of_a_call(on_cpu: Any, read: str) -> None:
                     wanted = [(*arg[:2], operands.BYTE) if isinstance(arg, tuple) else arg for arg in wanted]
                 assert found == wanted
                 assert (apart, ms) == (True, 7000)
+                if read == "read_reduce":  # where this rank has the result
+                    opts.rootRank = 3 - opts.rootRank
 
 
 @pytest.mark.parametrize("read", READS)
@@ -114,9 +119,9 @@ def test_calls_that_are_pythons_to_read(on_cpu: Any, read: str) -> None:
     wrong += [torch.ones(3).to_sparse(), torch.zeros(3, device="meta")]
     for tensor in wrong:
         pairs = [(tensor, memory(torch.complex64, 3)), (memory(torch.complex64, 3), tensor)]
-        for given in [([tensor],)] if read in READS[:2] else pairs:
+        for given in [([tensor],)] if read in READS[:3] else pairs:
             assert call(on_cpu, read, given, opts) is None
-    if read in READS[:2]:
+    if read in READS[:3]:
         assert call(on_cpu, read, ([],), opts) is None
         assert call(on_cpu, read, ([whole, whole],), opts) is None
     else:
@@ -125,9 +130,42 @@ def test_calls_that_are_pythons_to_read(on_cpu: Any, read: str) -> None:
             assert call(on_cpu, read, given, opts) is None
     if hasattr(opts, "reduceOp"):
         flags = (torch.ones(24, dtype=torch.bool), torch.ones(8, dtype=torch.bool))
-        assert call(on_cpu, read, ([flags[0]],) if read in READS[:2] else flags[::-1], opts) is None
+        assert call(on_cpu, read, ([flags[0]],) if read in READS[:3] else flags[::-1], opts) is None
         opts.reduceOp = dist.ReduceOp.BAND
-        assert call(on_cpu, read, ([whole],) if read in READS[:2] else (whole[:8], whole[8:32]), opts) is None
+        assert call(on_cpu, read, ([whole],) if read in READS[:3] else (whole[:8], whole[8:32]), opts) is None
+
+
+def test_what_cpp_reads_of_an_all_to_all(on_cpu: Any) -> None:
+    """Rows of any shape, splits as lists or tuples, of nothing, too; and what is Python's to read or to refuse."""
+    opts, n = c10d.AllToAllOptions(), 3
+    for dtype, tail, splits in itertools.product(
+        (torch.float32, torch.bfloat16, torch.bool),
+        ((), (4,), (2, 3)),
+        ([], [1, 3, 2], (0, 6, 0), [6, 0, 0], [2, 2, 2]),
+    ):
+        x, y = torch.zeros(6, *tail, dtype=dtype), torch.zeros(6, *tail, dtype=dtype)
+        for out, into in ((splits, splits), (splits, [])):
+            args, apart, _ = on_cpu.read_alltoall(y, x, out, into, n, opts)
+            row = x.nbytes // 6
+            sides = [([2 * row] * n if not part else [row * k for k in part]) for part in (into, out)]
+            assert apart
+            if not splits:
+                assert [plain(arg) for arg in args] == [(t.data_ptr(), t.nbytes, operands.BYTE) for t in (x, y)]
+                continue
+            found = [(plain(one), parts) for one, parts in args]
+            wanted = [(t.data_ptr(), t.nbytes, operands.BYTE) for t in (x, y)]
+            assert found == [*zip(wanted, sides, strict=True)]
+    x, y, none = torch.zeros(6), torch.zeros(6), torch.zeros(0)
+    args, *_ = on_cpu.read_alltoall(none, x, [0, 0, 0], [2, 2, 2], n, opts)
+    assert [(one.numel(), parts) for one, parts in args] == [(24, [8] * 3), (0, [0] * 3)]
+    for wrong in (
+        (y, x, [1, 2], [], n), (y, x, [1, 2, 4], [], n), (y, x, [7, -1, 0], [], n), (y, x, [2, 2.0, 2], [], n),
+        (y, x, [True, 3, 2], [], n), (y, x, None, [], n), (y, x, [1 << 70, 2, 2], [], n), (y, x, [], [], 4),
+        (none, x, [], [], n), (y[::2], x, [], [], n), (y, y, [2, 2, 2], [], n), (3, x, [], [], n),
+        (y, x, range(3), [], n),
+    ):  # fmt: skip
+        assert on_cpu.read_alltoall(*wrong, opts) is None
+    assert on_cpu.read_alltoall(y, x, [], [], n, c10d.AllreduceOptions()) is None
 
 
 @pytest.mark.parametrize("read", READS)
@@ -150,7 +188,7 @@ def test_what_is_no_such_call(on_cpu: Any, read: str) -> None:
     strange = torch.ones(3).as_subclass(Subclass)
     wrong = (3, None, "a", [], [3], [None], (strange,), [strange], strange, (torch.ones(3),))
     for one in wrong:
-        for some in [(one,)] if read in READS[:2] else [(one, one), (given[0], one), (one, given[1])]:
+        for some in [(one,)] if read in READS[:3] else [(one, one), (given[0], one), (one, given[1])]:
             assert call(on_cpu, read, some, opts) is None
     for other in (None, 3, options_of(READS[READS.index(read) - 1]), c10d.BarrierOptions()):
         assert call(on_cpu, read, given, other) is None
@@ -201,7 +239,9 @@ class Group:
         self.told.append(error)
 
 
-QUICK = (fast_path.allreduce, fast_path.broadcast, fast_path.allgather, fast_path.reduce_scatter)
+QUICK = (
+    fast_path.allreduce, fast_path.broadcast, fast_path.reduce, fast_path.allgather, fast_path.reduce_scatter,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -216,7 +256,7 @@ def group(on_cpu: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> Group:
     return group
 
 
-EVERY = [(call, read, method) for call, read, method in zip(QUICK, READS, fast_path.METHODS, strict=True)]
+EVERY = [(call, read, method) for call, read, method in zip(QUICK, READS, fast_path.METHODS[: len(QUICK)], strict=True)]
 
 
 @pytest.mark.parametrize(("call", "read", "method"), EVERY)
@@ -225,7 +265,7 @@ def test_the_fast_path(
 ) -> None:
     """On a stream apart, or on the current one; other calls are left to the long way."""
     opts, given = options_of(read), shapes_of(read, torch.float32)[0]
-    output = given[0][0] if read in READS[:2] else given[0]
+    output = given[0][0] if read in READS[:3] else given[0]
     recorded, blocked = device.counts()
     made = call(group, *given, opts)
     assert isinstance(made, dist._Work)
@@ -269,7 +309,7 @@ def test_calls_that_c_knows(group: Group, device: Any, call: Any, read: str, met
     recorded, blocked = device.counts()
     made = call(group, *given, opts)
     assert isinstance(made, dist._Work)
-    assert made.result()[0] is (given[0][0] if read in READS[:2] else given[0])
+    assert made.result()[0] is (given[0][0] if read in READS[:3] else given[0])
     assert device.counts() == (recorded + 2, blocked + 1)
     (found,) = group.by_c
     assert (found[0], found[2]) == (method, 5)
@@ -367,4 +407,4 @@ def calls_of(read: str, n: int) -> Iterator[tuple[Any, ...]]:
     """The tensors of some calls of one length."""
     for _ in range(5):
         block, whole = torch.zeros(1000), torch.zeros(n, 1000)
-        yield ([block],) if read in READS[:2] else (block, whole) if read == READS[3] else (whole, block)
+        yield ([block],) if read in READS[:3] else (block, whole) if read == READS[4] else (whole, block)

@@ -13,13 +13,12 @@ import numpy as np
 
 from ...errors import PlanError
 from ..exact.arborescences import MAX_RANKS
+from ..exact.basis import Floats
 from ..exact.weights import placed
-from ..graph.arborescence import cheapest_arborescence
+from ..graph.arborescence import cheapest_arborescence, minimum_spanning_tree
 from ..graph.fabric import Arc
 from ..graph.logical import Capacities, SpanningTree, ordered, recentre
 from ..problem import Problem, Solution
-
-Lengths = list[list[float]]  # of the arc from u to v, infinite where there is none
 
 
 def fits(problem: Problem) -> bool:
@@ -40,7 +39,9 @@ def packed(caps: Capacities, epsilon: float) -> tuple[list[SpanningTree], dict[i
     steps = int(200 + 40 * len(caps.units) / epsilon**2)  # theory: about (arcs / epsilon^2) log(arcs)
     units, n = caps.units, caps.n
     length = [1 / c for c in units]
-    matrix = [[length[caps.number[u, v]] if (u, v) in caps.number else inf for v in range(n)] for u in range(n)]
+    matrix = np.full((n, n), inf)
+    for (u, v), k in caps.number.items():
+        matrix[u, v] = length[k]
     arcs_of: dict[int, list[Arc]] = {}
     for arc, k in caps.number.items():
         arcs_of.setdefault(k, []).append(arc)
@@ -61,30 +62,17 @@ def packed(caps: Capacities, epsilon: float) -> tuple[list[SpanningTree], dict[i
             volume += (grown - length[k]) * units[k]
             length[k] = grown
             for u, v in arcs_of[k]:
-                matrix[u][v] = grown
+                matrix[u, v] = grown
         if total >= (1 - epsilon) * bound * most:
             factor = min(Fraction(c, used) for c, used in zip(units, load, strict=True) if used)
             return list(carried), {i: amount * factor for i, amount in enumerate(carried.values())}
     raise PlanError(f"multiplicative weights: not within {epsilon:g} after {steps} trees; take a larger epsilon")
 
 
-def shortest(caps: Capacities, matrix: Lengths) -> SpanningTree:
+def shortest(caps: Capacities, matrix: Floats) -> SpanningTree:
     """The shortest spanning tree of the kind that the collective needs."""
     if caps.root < 0:
-        return recentre(SpanningTree(0, shortest_tree(matrix)))
-    return SpanningTree(caps.root, ordered(caps.root, cheapest_arborescence(np.array(matrix), caps.root)))
-
-
-def shortest_tree(matrix: Lengths) -> tuple[Arc, ...]:
-    """The shortest spanning tree of a symmetric graph, from rank 0 (Prim)."""
-    n = len(matrix)
-    nearest = [(matrix[0][v], 0) for v in range(n)]
-    rest = list(range(1, n))
-    arcs: list[Arc] = []
-    while rest:
-        v = min(rest, key=lambda v: nearest[v])
-        rest.remove(v)
-        arcs.append((nearest[v][1], v))
-        for w in rest:
-            nearest[w] = min(nearest[w], (matrix[v][w], v))
-    return tuple(arcs)
+        edges = minimum_spanning_tree(matrix)
+        assert edges is not None
+        return recentre(SpanningTree(0, tuple(edges)))
+    return SpanningTree(caps.root, ordered(caps.root, cheapest_arborescence(matrix, caps.root)))

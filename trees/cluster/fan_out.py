@@ -15,7 +15,6 @@ from ..graph.boxes import Box
 from ..graph.tiers import Group
 
 GRAIN = 10**9  # costs of a copy are integers: this over the MB/s of a link
-LEVELS = 2  # of boxes on a network of direct links, among which the emptiest sends first
 BoxArc = tuple[int, int]
 
 
@@ -33,10 +32,14 @@ class FanOut:
         both: trees are used both ways, so that what is received counts as what is sent.
         source: the box in which all trees begin, or None; it sends each to a centre, and no more.
         turns: boxes are centres in turn, at the same place of every group, as is best where groups are alike.
+        levels: of boxes on a network of direct links, among which the emptiest sends first; more of them fill links
+            more evenly, by deeper trees.
     """
 
-    def __init__(self, top: Group, boxes: Sequence[Box], *, both: bool, source: int | None, turns: bool) -> None:
-        self.top, self.both, self.turns, self.source = top, both, turns, source
+    def __init__(
+        self, top: Group, boxes: Sequence[Box], *, both: bool, source: int | None, turns: bool, levels: int
+    ) -> None:  # fmt: skip
+        self.top, self.both, self.turns, self.source, self.levels = top, both, turns, source, levels
         self.number: dict[tuple[int, ...], int] = {}
         self.around: list[list[int]] = [[] for _ in boxes]  # the groups around a box, the outermost first, without all
         self.own = [0] * len(boxes)
@@ -161,7 +164,7 @@ class FanOut:
                     full = max(
                         full, min((self._link(group, i, j) for j in group.near[i] if j not in entered), default=0)
                     )
-                heappush(ready, (level[i] // LEVELS, full, i))
+                heappush(ready, (level[i] // self.levels, full, i))
 
     def _link(self, group: Group, at: int, to: int) -> int:
         """How full the link from one group to another is with one more copy."""

@@ -23,8 +23,9 @@ from .routes import NoRouteError, Routes
 FLAT_RANKS = 1024  # beyond, on a network of one tier too
 MOST_EDGES, LEAST_TREES = 3 << 19, 512  # of all trees, where their number is free; no fewer trees for all that
 MOST_ARCS = 1 << 18  # of all trees of boxes, where each rank has its own; twice as many elsewhere
-# How often every box is a centre, and whether in turn: what is best where boxes are alike comes first.
-ATTEMPTS = ((1, True), (4, True), (1, False), (2, False), (4, False))
+# How often every box is a centre, whether in turn, and of how many levels of direct links the emptiest sends first.
+# What is best where boxes are alike comes first, then what is shallow.
+ATTEMPTS = ((1, True, 0), (4, True, 0), (1, False, 2), (2, False, 5), (4, False, 8))
 WELL, ENOUGH = Fraction(96, 100), Fraction(98, 100)  # of the bound, where no better trees are looked for
 Rooted = tuple[int, tuple[Edge, ...]]  # a tree's root and edges
 
@@ -52,8 +53,8 @@ def plan(problem: Problem) -> Solution | str:
     best: Solution | None = None
     likely = problem.likely.bound
     top = tiers(problem.oriented, problem.boxes)
-    for rounds, turns in ATTEMPTS:
-        hierarchy = _Hierarchy(problem, top, likely, turns=turns)
+    for rounds, turns, levels in ATTEMPTS:
+        hierarchy = _Hierarchy(problem, top, likely, turns=turns, levels=levels)
         if turns and (top.direct or not hierarchy.whole(rounds)):
             continue
         try:
@@ -85,15 +86,16 @@ class _Hierarchy:
     Args:
         bound: MB/s that no trees exceed.
         turns: whether boxes are centres in turn; else every tree has a tree of boxes of its own.
+        levels: as for :class:`.fan_out.FanOut`.
     """
 
-    def __init__(self, problem: Problem, top: Group, bound: Fraction, *, turns: bool) -> None:
+    def __init__(self, problem: Problem, top: Group, bound: Fraction, *, turns: bool, levels: int) -> None:
         self.problem, self.boxes, self.turns = problem, problem.boxes, turns
         self.both = problem.collective in ALONG and problem.collective in AGAINST
         self.source: int | None = None
         if problem.collective in ROOTED:
             self.source = next(b for b, box in enumerate(self.boxes) if problem.root in box.vertices[: box.m])
-        self.fan = FanOut(top, self.boxes, both=self.both, source=self.source, turns=turns)
+        self.fan = FanOut(top, self.boxes, both=self.both, source=self.source, turns=turns, levels=levels)
         self.many = problem.collective in PER_RANK and problem.n * len(self.boxes) > MOST_ARCS
         self.routes = Routes(
             problem.oriented, self.boxes, self._entered, both=self.both, turns=turns, many=self.many

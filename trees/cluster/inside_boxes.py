@@ -15,7 +15,7 @@ from ..exact.arborescences import best_arborescences, pack_spanning_trees
 from ..graph.boxes import Box
 from ..graph.cuts import out_cuts, strength, subset_sums
 from ..graph.fabric import star
-from ..graph.logical import LogicalGraph, WeightedTree, place, split_switches
+from ..graph.logical import LogicalGraph, WeightedTree, arcs_from, neighbours_of, place, split_switches
 from ..tree import Edge, Tree
 
 Supply = tuple[Fraction, ...]
@@ -69,19 +69,10 @@ class BoxTrees:
 
 def rerooted(tree: Tree, root: int) -> tuple[Edge, ...]:
     """The edges of an undirected tree, directed away from ``root``."""
-    near: dict[int, list[Edge]] = {}
-    for e in tree.edges:
-        near.setdefault(e.src, []).append(e)
-        near.setdefault(e.dst, []).append(Edge(e.dst, e.src, e.path[::-1]))
-    edges: list[Edge] = []
-    seen, queue = {root}, [root]
-    for u in queue:
-        for e in near.get(u, ()):
-            if e.dst not in seen:
-                seen.add(e.dst)
-                queue.append(e.dst)
-                edges.append(e)
-    return tuple(edges)
+    paths = {(e.src, e.dst): e.path for e in tree.edges}
+    arcs = arcs_from(root, neighbours_of(paths))
+    paths |= {(v, u): path[::-1] for (u, v), path in paths.items()}
+    return tuple(Edge(u, v, paths[u, v]) for u, v in arcs)
 
 
 def box_trees(boxes: Sequence[Box], supplies: Sequence[Supply], *, both: bool) -> BoxTrees:

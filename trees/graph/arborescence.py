@@ -1,9 +1,11 @@
-"""The cheapest spanning arborescence of a dense graph (Chu and Liu 1965, Edmonds 1967)."""
+"""The cheapest arborescence (Chu and Liu 1965, Edmonds 1967) and spanning tree (Prim 1957) of a dense graph."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .fabric import Arc
 
 Costs = NDArray[np.number[Any]]
 
@@ -79,3 +81,27 @@ def _groups(parent: list[int], root: int) -> tuple[list[int], list[list[int]]]:
             group[v] = count
             count += 1
     return group, cycles
+
+
+def minimum_spanning_tree(cost: Costs) -> list[Arc] | None:
+    """The edges of the cheapest tree, from vertex 0 on, each from the side that has it; None where vertices are apart.
+
+    Args:
+        cost: of every edge, the same both ways; on the diagonal, and where there is no edge, as for arborescences.
+    """
+    size = len(cost)
+    best: NDArray[np.number] = cost[0].copy()
+    near = np.zeros(size, np.int64)
+    out = np.ones(size, bool)
+    out[0] = False
+    edges: list[Arc] = []
+    for _ in range(size - 1):
+        v = int(np.flatnonzero(out)[best[out].argmin()])
+        if best[v] >= cost[v, v]:
+            return None
+        edges.append((int(near[v]), v))
+        out[v] = False
+        closer = out & (cost[v] < best)
+        best[closer] = cost[v][closer]
+        near[closer] = v
+    return edges

@@ -129,15 +129,12 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
     def parts(self) -> list[list[int]]:
         """The ranks in classes that reach each other both ways."""
-        down = [self.reached(r) for r in range(self.n)]
-        classes: list[list[int]] = []
-        for r in range(self.n):
-            home = next((c for c in classes if c[0] in down[r] and r in down[c[0]]), None)
-            if home is None:
-                classes.append([r])
-            else:
-                home.append(r)
-        return classes
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
+
+        _, labels = connected_components(csr_array(self.matrix()), connection="strong")
+        ranks = labels[: self.n].tolist()
+        return [[r for r, label in enumerate(ranks) if label == one] for one in dict.fromkeys(ranks)]
 
     def serves(self, collective: str, root: int) -> bool:
         """Whether trees for this collective exist here."""

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ...topology.model import Device, Topology
-from ..bounds.prices import FAR, CheapestPaths
-from ..graph.arborescence import Costs
+from ..bounds.prices import CheapestPaths
+from ..graph.arborescence import Costs, minimum_spanning_tree
 from ..graph.fabric import Arc, Fabric, Path
 
 MOST_CHOICES = 8  # switches, of which all sets are tried
@@ -107,7 +106,7 @@ class SharpGraph(msgspec.Struct, frozen=True, dict=True):
     def _spanning(self, cost: Costs, chosen: Iterable[int]) -> tuple[float, list[Arc]] | None:
         """The minimum spanning tree of the ranks and the chosen switches, less switches that end up as leaves."""
         vertices = np.array([*range(self.fabric.n), *chosen], np.int64)
-        edges = _minimum_spanning_tree(cost[np.ix_(vertices, vertices)])
+        edges = minimum_spanning_tree(cost[np.ix_(vertices, vertices)])
         if edges is None:
             return None
         found = [(int(vertices[u]), int(vertices[v])) for u, v in edges]
@@ -117,23 +116,3 @@ class SharpGraph(msgspec.Struct, frozen=True, dict=True):
             if len(kept) == len(found):
                 return sum(cost[u, v].item() for u, v in found), found
             found = kept
-
-
-def _minimum_spanning_tree(cost: Costs) -> list[Arc] | None:
-    """The edges of Prim's tree from vertex 0 (1957), each from the side that has it; None where vertices are apart."""
-    size = len(cost)
-    best: NDArray[np.number] = cost[0].copy()
-    near = np.zeros(size, np.int64)
-    out = np.ones(size, bool)
-    out[0] = False
-    edges: list[Arc] = []
-    for _ in range(size - 1):
-        v = int(np.flatnonzero(out)[best[out].argmin()])
-        if not best[v] < FAR:
-            return None
-        edges.append((int(near[v]), v))
-        out[v] = False
-        closer = out & (cost[v] < best)
-        best[closer] = cost[v][closer]
-        near[closer] = v
-    return edges

@@ -37,6 +37,8 @@ RECENT = 64  # a count that was not used for so many others counts as new
 class Launch:
     """A call on a stream as launches.h takes it; it keeps what that names, and nothing of the communicator's.
 
+    ``holder`` keeps the stream alive.
+
     Args:
         call: which was made of buffers that others may stand for (:meth:`.calls.CudaCall.moves_to`), or a group's.
     """
@@ -52,10 +54,10 @@ class Launch:
         self._words = [type(words).from_buffer_copy(words) for *_, words in parts]
         self._history: CallHistory = weakref.proxy(call.history)
         self._stream, self._timeout_s = call.stream, call.timeout_s
-        self._transport, self._holder = transport, call.holder
+        self._transport, self.holder = transport, call.holder
         self._keep = (kernels, call.starts, records, pages, call.history.number, call.record)
         numbers: dict[str, int] = {
-            **gpu.functions, "stream": call.stream, "chain": ctypes.addressof(ORDER.chain),
+            **gpu.functions, "stream": call.stream, "order": ctypes.addressof(ORDER.state),
             "asks": int(transport.mixes or any(k.table for k in kernels)),
             "parts": len(parts), "first": first, "end": first + len(kernels),
             "fingerprint_at": fingerprint_at(transport.n), "moves": self._moves.ctypes.data, "moving": len(moves),
@@ -82,8 +84,8 @@ class Launch:
         return self.called.words
 
     def follow(self) -> None:
-        """Let its stream follow the calls on other streams; who calls this holds their lock."""
-        self._transport.begin(self._stream, self._holder)
+        """Let its stream follow the last call, where C cannot; who calls this holds the lock of all calls."""
+        self._transport.begin(self._stream, self.holder)
 
     def go_on(self, seq: int, status: int) -> None:
         """Wait for a launch, or say what became of one that the driver has refused."""
@@ -187,7 +189,8 @@ class Repeating:
     ) -> None:  # fmt: skip
         self._repeated, self._context, self._why, self._say = repeated, context, why, say
         self._quick: Any = None  # how C reads tensors once torch_extension.cpp is there
-        self._own = (ORDER.lock.acquire, ORDER.lock.release, ORDER.last, operands, int(enqueues), context.gpu.device)
+        ORDER.event(context.gpu)  # by which C orders calls
+        self._own = (ORDER.lock.acquire, ORDER.lock.release, ORDER.holders, operands, int(enqueues), context.gpu.device)
 
     def keep(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> bool:
         """Let C make a call by itself from now on, that has just been made of these arguments; whether it can."""

@@ -84,7 +84,7 @@ class Fifo:
         names, kernel = ("launch", "wait", "record", "capturing"), self._message.kernel
         numbers = {name: self._gpu.functions[name] for name in names} | {
             "function": kernel.handle, "block": self._message.block, "stream": self.stream.ptr,
-            "chain": self.order.chain.value or 0, "device": self._gpu.device,
+            "chain": self.order.state.event or 0, "device": self._gpu.device,
             "lane": MESSAGE_LANE, "lanes": message_lanes(self._n),
             "timeout_at": timeout_at(self._n), "buffer_at": buffers_at(self._n) + (not self._sends),
         }  # fmt: skip

@@ -439,7 +439,7 @@ class CudaTransport:
     def _last_stream(self) -> int | None:
         """The stream of the last call; None if there is none, or if it is being captured."""
         last = ORDER.last
-        return last[0] if last and not self.gpu.capturing(last[0]) else None
+        return None if last is None or self.gpu.capturing(last) else last
 
     def _announced(self) -> list[int]:
         """The last call that each rank has entered here, of whose number 32 bits are known."""

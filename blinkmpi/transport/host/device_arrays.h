@@ -35,7 +35,7 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   const exchange_t *exchange;    /* how a tensor is read */
   PyObject *is_neg;              /* torch's Tensor.is_neg: to look it up for each tensor of a group takes long; or None */
   PyObject *acquire, *release;   /* methods of the lock that all launches of the process take */
-  PyObject *last;                /* the list of the stream of the last one */
+  PyObject *holders;             /* the list of what keeps the stream of the last one */
   PyObject *operands;            /* keeps operands until the work on them is through */
   int64_t enqueues, device;      /* whether calls without a stream return before they are through */
   PyObject *parts_bytes;
@@ -47,12 +47,12 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   uint64_t seq;
 } gpu_t;
 
-static PyObject *text_of[12];
-enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP, PENDING_CALL, FIT, FOLLOW };
+static PyObject *text_of[13];
+enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP, PENDING_CALL, FIT, FOLLOW, HOLDER };
 
 static int intern_names(void) {
-  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep", "pending", "fit", "follow"};
-  for (int i = 0; i < 12; i++)
+  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep", "pending", "fit", "follow", "holder"};
+  for (int i = 0; i < 13; i++)
     if (!text_of[i] && !(text_of[i] = PyUnicode_InternFromString(names[i]))) return 0;
   return 1;
 }

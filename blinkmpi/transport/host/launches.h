@@ -8,9 +8,19 @@
 #include "fingerprints.h"
 
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, OF_DEVICE = 2 }; /* of CUDA: pointer attributes, a value of the first */
+enum { PER_THREAD = 2, IMPLICIT = 906 }; /* each thread's default stream; an error: the default stream, while another is captured */
 enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512, MOST_RANKS = 16, GATE_THREADS = 32 };
 #define MASK 0xFFFFFFFFu
 #define SPREAD 0x9E3779B1u
+
+/* The order of all calls of the process (transport/cuda/order.py); who changes it holds the lock of all launches. */
+typedef struct {
+  void *event;     /* stands for the last call, where it was recorded behind that; NULL before the first that needs it */
+  int64_t chained; /* whether every call waits for it and records it, as what is captured does */
+  int64_t stands;  /* whether it was recorded behind the last call */
+  int64_t made;    /* whether there was a call outside of graphs */
+  uint64_t stream; /* of the last one */
+} order_t;
 
 /* A call: its kernels, what they were aimed at, and what is announced. Every field has 8 bytes.
  * Python reads this structure here (c_structs.py). */
@@ -26,7 +36,7 @@ typedef struct {
   int64_t device;
   /* the kernels */
   void *stream;
-  void **chain; /* the event that chains all calls, once one has been captured; NULL before */
+  order_t *order;
   int64_t asks; /* whether a captured stream is always Python's: to begin a chain, or as graphs may name what is read */
   int64_t parts;
   int64_t first, end; /* those that are the call's own; others copy what a group gathers, and scatter what it got */
@@ -144,21 +154,57 @@ static int may_launch(gpu_t *g, const launch_t *l, uint64_t seq, const argument_
     return 0; /* they overlap, and not as those for which Python has allowed it, if it has */
   for (int i = 0; i < n; i++)
     if (arrays[i]->elements && !arrays[i]->region && !is_here(g, l, arrays[i]->at)) return 0;
-  return (!l->asks && !*l->chain) || (!l->capturing(l->stream, &captured) && !captured);
+  return (!l->asks && !l->order->chained) || (!l->capturing(l->stream, &captured) && !captured);
 }
 
-/* Take the lock of all launches, if nobody has it; where the last one was on another stream, let this one's follow it. Returns
- * 0 without the lock, which an interrupt may have raised; then it is still there. */
-static int take_order(const gpu_t *g, PyObject *bound, const launch_t *l) {
+/* Let a call's stream wait for the last call, which was on another one; 0 if that is Python's to do or to refuse. */
+static int wait_for_last(const launch_t *l) {
+  order_t *const o = l->order;
+  int captured = 0;
+  if (o->chained) return 1; /* every call waits as it is launched */
+  if (!o->event || l->capturing(l->stream, &captured) || captured) return 0;
+  if (!o->made) return 1;
+  if (!o->stands) {
+    const int code = l->capturing((void *)o->stream, &captured);
+    if (code == IMPLICIT || (!code && captured)) return 1; /* in a graph there is no last call to wait for */
+    if (code || l->record(o->event, (void *)o->stream)) return 0;
+    o->stands = 1;
+  }
+  return !l->wait(l->stream, o->event, 0);
+}
+
+/* Be the last call, on another stream than the one before, whose stream is kept no longer. Returns 0 if that raises. */
+static int be_last(const gpu_t *g, PyObject *bound, const launch_t *l) {
+  PyObject *const holder = PyObject_GetAttr(bound, text_of[HOLDER]);
+  if (!holder) return 0;
+  l->order->made = 1, l->order->stream = (uint64_t)l->stream;
+  if (PyList_GET_SIZE(g->holders)) return !PyList_SetItem(g->holders, 0, holder);
+  const int failed = PyList_Append(g->holders, holder);
+  Py_DECREF(holder);
+  return !failed;
+}
+
+/* Take the lock of all launches, if nobody has it; where the last one was on another stream, let this one's follow it, and
+ * `records` then says that the event is to be recorded behind the call. Returns 0 without the lock, which an interrupt may
+ * have raised; then it is still there. */
+static int take_order(const gpu_t *g, PyObject *bound, const launch_t *l, int *records) {
   PyObject *const got = PyObject_CallOneArg(g->acquire, Py_False);
   Py_XDECREF(got);
   if (got != Py_True) return PyErr_Clear(), 0;
-  PyObject *const last = PyList_GET_SIZE(g->last) ? PyList_GET_ITEM(g->last, 0) : NULL;
-  if (last && PyLong_CheckExact(last) && PyLong_AsUnsignedLongLong(last) == (uint64_t)l->stream) return 1;
-  PyErr_Clear();
-  PyObject *const done = PyObject_CallMethodNoArgs(bound, text_of[FOLLOW]);
-  Py_XDECREF(done);
-  if (done) return 1;
+  order_t *const o = l->order;
+  const uint64_t stream = (uint64_t)l->stream;
+  *records = o->chained || !o->made || o->stream != stream || stream == PER_THREAD;
+  if (!*records) return o->stands = 0, 1;
+  PyObject *done = NULL;
+  if (wait_for_last(l)) {
+    o->stands = 0;
+    if ((o->made && o->stream == stream) || be_last(g, bound, l)) return 1;
+  } else {
+    *records = o->chained; /* Python has done what there is to do; what is captured is not recorded */
+    done = PyObject_CallMethodNoArgs(bound, text_of[FOLLOW]);
+    Py_XDECREF(done);
+    if (done) return 1;
+  }
   if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear(); /* Python meets it again, and says so */
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -167,10 +213,11 @@ static int take_order(const gpu_t *g, PyObject *bound, const launch_t *l) {
   return 0;
 }
 
-/* Announce a call and put its kernels on the stream, with the arguments moved to the arrays; returns CUDA's error, or 0. */
-static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arrays) {
+/* Announce a call and put its kernels on the stream, with the arguments moved to the arrays, and `records` the event behind them;
+ * returns CUDA's error, or 0. */
+static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arrays, int records) {
   uint64_t words[MOST_PARTS][MOST_WORDS];
-  void *const chain = *l->chain;
+  order_t *const order = l->order;
   int error = 0;
   *l->history = ((*l->history ^ l->fingerprint) * SPREAD + seq) & MASK;
   announce(l, seq);
@@ -184,14 +231,14 @@ static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arra
   l->starts[0]++;
   if (l->of_blocks) l->starts[2] += l->nbytes;
   Py_BEGIN_ALLOW_THREADS /* the queue of launches may be full */
-  if (chain) error = l->wait(l->stream, chain, 0);
+  if (order->chained) error = l->wait(l->stream, order->event, 0);
   for (int64_t p = 0; p < l->parts && !error; p++) {
     void *parameters[] = {words[p]};
     if (l->gate && p == l->first && l->nbytes >= l->gate_from)
       error = l->launch(l->gate, 1, 1, 1, GATE_THREADS, 1, 1, 0, l->stream, parameters, NULL);
     if (!error) error = l->launch(l->function[p], (unsigned)l->grid[p], 1, 1, (unsigned)l->block[p], 1, 1, 0, l->stream, parameters, NULL);
   }
-  if (chain && !error) error = l->record(chain, l->stream);
+  if (records && !error) order->stands = !(error = l->record(order->event, l->stream));
   Py_END_ALLOW_THREADS
   return error;
 }
@@ -222,7 +269,8 @@ static int is_awaited(const gpu_t *g, PyObject *stream) { return stream == Py_No
 static PyObject *launch_again(gpu_t *g, uint64_t *numbers, PyObject *bound, const launch_t *l, const argument_t *const *arrays, int n,
                               PyObject *operands, int awaited) {
   if (!may_launch(g, l, *numbers + 1, arrays, n)) Py_RETURN_FALSE;
-  if (!take_order(g, bound, l)) {
+  int records = 0;
+  if (!take_order(g, bound, l, &records)) {
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_FALSE;
   }
@@ -232,7 +280,7 @@ static PyObject *launch_again(gpu_t *g, uint64_t *numbers, PyObject *bound, cons
   PyObject *const before = g->bound;
   g->bound = Py_NewRef(bound), g->seq = seq;
   Py_XDECREF(before);
-  const int error = launch(l, seq, arrays);
+  const int error = launch(l, seq, arrays, records);
   Py_XDECREF(PyObject_CallNoArgs(g->release));
   if (error || (awaited && !PyErr_Occurred())) return Py_BuildValue("(NKi)", bound, (unsigned long long)seq, error);
   Py_DECREF(bound);
@@ -250,7 +298,7 @@ static void forget_launches(gpu_t *g) {
 static void free_launches(gpu_t *g) {
   forget_launches(g);
   for (int i = 0; i < STREAM_TYPES; i++) Py_CLEAR(g->streams[i].type);
-  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->is_neg, &g->acquire, &g->release, &g->last, &g->operands};
+  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->is_neg, &g->acquire, &g->release, &g->holders, &g->operands};
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_CLEAR(*kept[i]);
 }
 
@@ -283,7 +331,7 @@ static int learn_tensors(gpu_t *g, PyObject *types, PyObject *capsule) {
 }
 
 /* (CuPy's array type, its function of the current stream, torch's tensor types, the capsule of their exchange; acquire and
- * release of the lock; the list of the last stream; the keeper of operands; whether calls are enqueued; the device; what is
+ * release of the lock; the list of what keeps the last stream; the keeper of operands; whether calls are enqueued; the device; what is
  * registered, as bytes): what GPU calls need, for each None if there is none. */
 static int set_launches(gpu_t *g, PyObject *const *given) {
   if (!PyList_CheckExact(given[6]) || !PyBytes_CheckExact(given[10])) {
@@ -292,7 +340,7 @@ static int set_launches(gpu_t *g, PyObject *const *given) {
   }
   const long long enqueues = PyLong_AsLongLong(given[8]), device = PyLong_AsLongLong(given[9]);
   if (PyErr_Occurred() || !learn_tensors(g, given[2], given[3])) return 0;
-  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, &g->acquire, &g->release, &g->last, &g->operands, &g->parts_bytes};
+  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, &g->acquire, &g->release, &g->holders, &g->operands, &g->parts_bytes};
   PyObject *const values[] = {given[0], given[1], given[4], given[5], given[6], given[7], given[10]};
   keep_instead(kept, values, sizeof kept / sizeof *kept);
   g->enqueues = enqueues, g->device = device;

@@ -1,6 +1,9 @@
 """Calls that C puts on streams, on a GPU that is none: they are what Python would launch, and nothing else is C's."""
 
+import contextlib
 import gc
+import itertools
+import random
 import sys
 import threading
 import time
@@ -18,7 +21,7 @@ from mpi4py import MPI
 import blinkmpi
 from benchmarks.fake.gpu import EVENT, FakeDriver, FakeGpu, fake_gpus
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, DeviceError, PeerLost
-from blinkmpi.transport.cuda.order import ORDER
+from blinkmpi.transport.cuda.order import ORDER, PER_THREAD
 from tests.effort import Effort
 from tests.harness import mpi
 
@@ -29,6 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 COUNT = 5000
 STREAM = 5
+IMPLICIT = 906  # CUDA's error of who asks the default stream while another one is captured
 
 
 def made_by_c(comm: blinkmpi.Communicator, call: Callable[[], object]) -> bool:
@@ -71,6 +75,11 @@ def last_of(ours: blinkmpi.Communicator) -> Any:
     found = ours._dispatcher().repeated.last_launch
     assert found is not None
     return found[0]
+
+
+def in_short(driver: FakeDriver, since: int) -> list[str]:
+    """What the driver was told of streams: what, and the stream."""
+    return [f"{what} {stream}" for what, stream, _ in driver.told(since)]
 
 
 def tensors(n: int, count: int = COUNT) -> list[Any]:
@@ -188,12 +197,13 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
         assert made_by_c(ours, partial(allreduce, x))
         for _ in range(2):
             assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=6)), "another stream"
-        with mock.patch.object(FakeGpu, "after") as after:
-            for stream, last in ((STREAM, 6), (6, STREAM), (STREAM, 6)):
-                assert made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=stream))
-                assert after.call_args.args == (stream, last), "calls run one after another, whatever their streams"
-            assert made_by_c(ours, partial(allreduce, x))
-            assert after.call_count == 3
+        for stream in (STREAM, 6, STREAM):
+            told = driver["did"]
+            assert made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=stream))
+            assert in_short(driver, told)[-3:] == [f"wait {stream}", f"launch {stream}", f"record {stream}"]
+        told = driver["did"]
+        assert made_by_c(ours, partial(allreduce, x))
+        assert in_short(driver, told) == [f"launch {STREAM}"]
         driver["captured"] = 1
         assert not made_by_c(ours, partial(allreduce, x)), "calls in graphs are chained, and a graph may name its table"
         driver["captured"] = 0
@@ -288,7 +298,7 @@ def test_calls_are_chained_once_one_is_captured(comm: MPI.Intracomm, *, mixes: b
             each()
         assert made_by_c(ours, call)
         assert made_by_c(ours, group)
-        assert (driver["waits"], driver["records"]) == (0, 0)
+        assert (driver["waits"], driver["records"]) == (0, 1), "of the first call"
         gpu = transport.gpu
         for number in (1, 2, 1):
             driver["captured"] = number
@@ -297,7 +307,7 @@ def test_calls_are_chained_once_one_is_captured(comm: MPI.Intracomm, *, mixes: b
                 assert gpu.followed[number] == (driver["launches"],), "behind the last kernel alone"
         driver["captured"] = 0
         assert (driver["waits"], driver["external"], gpu.records) == ((2, 2, 2) if mixes else (0, 0, 0))
-        assert driver["records"] == 0, "all streams are captured, the last call's, too"
+        assert driver["records"] == 1, "all streams are captured, the last call's, too"
         for each, by_c in ((call, True), (group, True), (partial(ours.Allreduce, x, y, stream=6), False)):
             waits, records, launches = driver["waits"], driver["records"], driver["launches"]
             assert made_by_c(ours, each) == by_c
@@ -306,28 +316,124 @@ def test_calls_are_chained_once_one_is_captured(comm: MPI.Intracomm, *, mixes: b
                 assert driver["records"] > records
                 assert (driver["before"], driver["behind"]) == (launches, driver["launches"]), "around all kernels"
             else:
-                assert (driver["waits"], driver["records"]) == (0, 0)
+                assert (driver["waits"], driver["records"]) == ((0, 1) if by_c else (1, 3)), "to stream 6"
         if not mixes:
-            ORDER.chain.value, driver["captured"] = EVENT, 3  # another communicator's calls are chained
+            ORDER.chain_from_now(gpu)  # as another communicator's captured call does
+            driver["captured"] = 3
             assert not made_by_c(ours, call)
-            assert (driver["waits"], gpu.records) == (0, 0)
+            assert (driver["waits"], gpu.records) == (1, 0)
             driver["captured"] = 0
             assert made_by_c(ours, call)
-            assert driver["waits"]
-            assert driver["records"] == 1
+            assert (driver["waits"], driver["records"]) == (2, 4)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_streams_that_alternate(comm: MPI.Intracomm) -> None:
+    """A wait before the kernel and a record behind it; the last stream is not named again: it may be gone by then."""
+    with gpu_job(comm) as (ours, driver):
+        (x,) = tensors(1)
+        other = blinkmpi.Communicator(comm)
+
+        def call(stream: int, by: blinkmpi.Communicator = ours) -> tuple[bool, list[str]]:
+            told = driver["did"]
+            by_c_alone = made_by_c(by, partial(by.Allreduce, MPI.IN_PLACE, x, stream=stream))
+            return by_c_alone, in_short(driver, told)
+
+        for by, stream in itertools.product((ours, other), (5, 6, PER_THREAD) * 3):
+            call(stream, by)
+        call(5)
+        for stream in (6, 5, 6):
+            assert call(stream) == (True, [f"wait {stream}", f"launch {stream}", f"record {stream}"])
+        assert call(6) == (True, ["launch 6"])
+        assert call(6, other) == (True, ["launch 6"]), "of all communicators"
+        assert call(5, other) == (True, ["record 6", "wait 5", "launch 5", "record 5"]), "it was not recorded there"
+        assert call(6) == (True, ["wait 6", "launch 6", "record 6"])
+        for _ in range(2):  # threads have one of this name each
+            assert call(PER_THREAD) == (True, ["wait 2", "launch 2", "record 2"])
+        driver["captured"], driver["only"] = 1, PER_THREAD
+        assert call(5) == (True, ["wait 5", "launch 5", "record 5"]), "which is captured meanwhile"
+        driver["captured"] = 0
+        for _ in range(2):
+            call(6)
+        driver["captured"], driver["only"] = 1, 6
+        assert call(5) == (True, ["launch 5", "record 5"]), "a graph has what comes there now"
+        driver["captured"] = 0
+        for _ in range(2):
+            call(6)
+        driver["capturing_error"] = IMPLICIT
+        assert not call(5)[0], "a capture that the stream itself would spoil"
+        driver["capturing_error"] = 0
+        assert call(5) == (True, ["launch 5"])
+        assert ours.Allreduce(MPI.IN_PLACE, x, stream=7) is None  # by Python
+        assert call(5) == (True, ["wait 5", "launch 5", "record 5"])
+        told = driver["did"]
+        for stream in (6, 5, 7):
+            ours.Allreduce(MPI.IN_PLACE, x, stream=stream, timeout=9)
+        assert in_short(driver, told) == [f"{what} {s}" for s in (6, 5, 7) for what in ("wait", "launch", "record")]
+        assert {event for *_, event in driver.told(told)} == {0, EVENT}
+        other.Free()
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_stream_lives_while_its_call_is_the_last(comm: MPI.Intracomm) -> None:
+    """The next call on another stream still needs it; then it may go."""
+
+    class Stream:
+        def __init__(self, address: int) -> None:
+            self.cuda_stream = address
+
+    with gpu_job(comm) as (ours, _):
+        (x,) = tensors(1)
+        streams = [Stream(5), Stream(6)]
+        for stream in streams * 3:
+            ours.Allreduce(MPI.IN_PLACE, x, stream=stream)
+        assert made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=streams[0]))
+        assert ORDER.holders == [streams[0]]
+        assert made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=streams[1]))
+        assert ORDER.holders == [streams[1]]
+        assert ORDER.last == 6
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_calls_in_drawn_orders_follow_one_another(comm: MPI.Intracomm) -> None:
+    """As the driver saw it, on four streams, by two communicators, by C and by Python."""
+    with gpu_job(comm) as (ours, driver):
+        other, draw = blinkmpi.Communicator(comm), random.Random(3)
+        (x,) = tensors(1)
+        streams = (5, 6, PER_THREAD, 0)
+        made = ends = 0
+        behind: dict[int, set[int]] = {}  # of each stream: the launches that later work follows
+        events: dict[int, set[int]] = {}
+        for i in range(200):
+            by, stream = draw.choice((ours, other)), draw.choice(streams)
+            told, timeout = driver["did"], draw.choice((None, None, None, 9))
+            made += made_by_c(by, partial(by.Allreduce, MPI.IN_PLACE, x, stream=stream, timeout=timeout))
+            for what, on, event in driver.told(told):
+                if what == "wait":
+                    behind[on] = behind.get(on, set()) | events[event]
+                elif what == "record":
+                    events[event] = set(behind.get(on, set()))
+                else:
+                    assert not ends or ends in behind.get(on, set()), f"call {i} on {on}"
+                    ends += 1
+                    behind[on] = behind.get(on, set()) | {ends}
+        assert made > 80
+        other.Free()
 
 
 @mpi(ranks=(2,), timeout=60)
 def test_a_stream_that_cannot_follow_the_last_one(comm: MPI.Intracomm) -> None:
     """What the driver says is raised, and nothing is launched; so it is with an interrupt."""
-    for error in DeviceError("no event"), KeyboardInterrupt():
+    for error in DeviceError, KeyboardInterrupt:
         with gpu_job(comm) as (ours, driver):
             (x,) = tensors(1)
             for stream in (STREAM, 6, STREAM, 6):
                 ours.Allreduce(MPI.IN_PLACE, x, stream=stream)
-            launches = driver["launches"]
-            with mock.patch.object(FakeGpu, "after", side_effect=error), pytest.raises(type(error)):
+            launches, driver["event_error"] = driver["launches"], 719
+            interrupt = mock.patch.object(FakeGpu, "wait", side_effect=error) if error is KeyboardInterrupt else None
+            with interrupt or contextlib.nullcontext(), pytest.raises(error):
                 ours.Allreduce(MPI.IN_PLACE, x, stream=STREAM)
+            driver["event_error"] = 0
             assert driver["launches"] == launches
             assert not ORDER.lock.locked()
             with pytest.raises(PeerLost, match="died earlier"):

@@ -74,7 +74,8 @@ def test_the_other_parts_are_programs_that_are_there_and_chunk_programs(gpu: Any
 @pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize(
-    "program", ["groups", "torch_group", "message_cost", "beside_compute/measure", "training/measure"]
+    "program",
+    ["groups", "torch_group", "torch_host_time", "message_cost", "beside_compute/measure", "training/measure"],
 )
 def test_every_program_takes_the_words_of_its_step(gpu: Any, program: str) -> None:
     pytest.importorskip("torch")

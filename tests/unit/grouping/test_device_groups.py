@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from benchmarks.fake.gpu import fresh_order
 from blinkmpi.program.call import Call
 from blinkmpi.program.memory import DeviceArray, Segments
 from blinkmpi.runtime import collectives as mpi
@@ -28,7 +29,6 @@ from blinkmpi.transport.cuda.kernel_layout import (
     segment_words,
 )
 from blinkmpi.transport.cuda.loaded_kernel import KernelCache, LoadedKernel, load_kernel
-from blinkmpi.transport.cuda.order import ORDER
 from blinkmpi.util.lru import LRU
 from tests.unit.runtime.test_cuda_calls import Cai
 from tests.unit.runtime.test_cuda_new_counts import CountingGpu, with_calls
@@ -278,7 +278,8 @@ def test_one_kernel_or_one_before_and_one_behind(monkeypatch: pytest.MonkeyPatch
             return SimpleNamespace(handle=made.handle, registers=1, launcher=launcher)
 
         monkeypatch.setattr(gpu, "compile", compile)
-        monkeypatch.setattr(gpu, "after", lambda stream, other: order.append(f"{stream} behind {other}"))
+        monkeypatch.setattr(gpu, "record", lambda stream, event: order.append(f"record {stream}"))
+        monkeypatch.setattr(gpu, "wait", lambda stream, event: order.append(f"wait {stream}"))
         rows = [(MPI.IN_PLACE, Cai((4,), at=4096 * i, stream=5), MPI.SUM) for i in range(1, many + 1)]
         (launch,) = launches(fake(1), [NotedCall(mpi.ALLREDUCE, args, None, None) for args in rows], kept=False)
         for stream in (5, 6):
@@ -287,10 +288,10 @@ def test_one_kernel_or_one_before_and_one_behind(monkeypatch: pytest.MonkeyPatch
             assert bound.text == f"allreduce(group of {many}: {many} times 4 x float32, op sum) in GPU memory"
             bound.start(1)
 
-    ORDER.last.clear()
-    with_calls(starts, n=3)
+    with fresh_order():
+        with_calls(starts, n=3)
     if many == 3:
-        assert order == ["packets on 5", "6 behind 5", "packets on 6"]
+        assert order == ["packets on 5", "record 5", "wait 6", "packets on 6", "record 6"]
         return
     around = ["gather on 5", "packets on 5", "scatter on 5"]
-    assert order == [*around, "6 behind 5", *(text.replace("5", "6") for text in around)]
+    assert order == [*around, "record 5", "wait 6", *(text.replace("5", "6") for text in around)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fake.gpu import fresh_order
 from blinkmpi.errors import DeviceError
 from blinkmpi.planning.on_demand import PlanOnDemand
 from blinkmpi.planning.planner import make_plan
@@ -30,7 +31,6 @@ from blinkmpi.transport.cuda import device
 from blinkmpi.transport.cuda.device import Capture, Kernel
 from blinkmpi.transport.cuda.kernel_layout import COMMON, fingerprint_at
 from blinkmpi.transport.cuda.memory_layout import slots_at
-from blinkmpi.transport.cuda.order import ORDER
 from blinkmpi.transport.cuda.stage_tables import TableMemory
 from blinkmpi.transport.host.traffic import traffic_of
 from tests.unit.runtime.test_cuda_calls import Cai
@@ -104,10 +104,8 @@ def _launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=launch))
     monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(ORDER, "chain", ctypes.c_void_p())
-    ORDER.last.clear()
-    yield
-    ORDER.last.clear()
+    with fresh_order():
+        yield
 
 
 Maker = Callable[[int], CudaCall]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from blinkmpi.transport.cuda.device import Capture
-from blinkmpi.transport.cuda.order import Order
+from blinkmpi.transport.cuda.order import PER_THREAD, Order, OrderState
+from blinkmpi.transport.host import c_structs
 
 STREAMS = (1, 2, 3)
 
@@ -184,7 +185,7 @@ def test_calls_run_as_they_are_launched(seed: int) -> None:
         if what == "call":
             process.run(rng.choice(STREAMS))
         elif what == "graph":
-            if not process.order.chain:  # the device is synchronised before the first capture
+            if not process.order.state.chained:  # the device is synchronised before the first capture
                 process.ran.clear()
             graphs.append(process.captured(rng.choices(STREAMS, k=rng.randint(1, 5))))
         elif graphs:
@@ -201,7 +202,7 @@ def test_without_mixing_graphs_have_no_nodes_of_ours_and_may_overlap() -> None:
     process.run(1)
     graph = process.captured([1, 2])
     assert [node.what for node in graph.nodes] == ["call", "call"]
-    assert not process.order.chain
+    assert not process.order.state.chained
     process.launch(graph, 1)
     process.launch(graph, 2)
     assert not process.in_order
@@ -227,3 +228,60 @@ def test_two_captures_at_once_do_not_wait_for_each_other() -> None:
         process.launch(graph, 3)
     process.launch(graphs[0], 1)
     assert process.in_order
+
+
+def test_streams_that_alternate_wait_for_the_call_alone() -> None:
+    """And not for what came behind it on its stream."""
+    process = Process(mixes=False)
+    for stream in (1, 2, 1):
+        process.run(stream)
+    later = process.cuda.kernel(1)
+    process.run(2)
+    assert process.in_order
+    assert not process.ran[-1].follows(later)
+    again = process.cuda.kernel(2)
+    process.run(2)
+    process.run(1)
+    assert process.in_order
+    assert process.ran[-1].follows(again), "a second call on the same stream comes behind it, too"
+
+
+def test_a_call_that_was_recorded_is_waited_for_while_its_stream_is_captured() -> None:
+    for mixes in (True, False):
+        process = Process(mixes=mixes)
+        for stream in (1, 2):
+            process.run(stream)
+        graph = process.cuda.begin_capture(2)
+        if mixes:
+            process.call(2)
+        process.run(3)
+        process.cuda.end_capture(graph)
+        assert process.in_order
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_graphs_calls_follow_one_another(seed: int) -> None:
+    rng, process = random.Random(seed), Process(mixes=False)
+    for _ in range(100):
+        process.run(rng.choice(STREAMS))
+        for _ in range(rng.randint(0, 2)):
+            process.cuda.kernel(rng.choice(STREAMS))
+        assert process.in_order
+
+
+def test_each_thread_has_a_default_stream_of_its_own() -> None:
+    """All have one handle: so a call there waits, and records behind itself, each time."""
+    gpu, order, told = Cuda(), Order(), list[str]()
+    gpu.ends[PER_THREAD] = set()
+    for name in ("wait", "record"):
+        setattr(gpu, name, lambda stream, _, name=name: told.append(f"{name} {stream}"))
+    for stream in (PER_THREAD, PER_THREAD, 1):
+        order.begin(gpu, stream, None, mixes=True)  # type: ignore[arg-type]
+        order.end(gpu, stream, mixes=True)  # type: ignore[arg-type]
+    assert told == ["record 2", "wait 2", "record 2", "wait 1", "record 1"]
+
+
+def test_c_has_the_same_structure() -> None:
+    assert c_structs.fields("launches.h", "order_t") == [
+        ("event", ctypes.c_int64), *((name, kind) for name, kind in OrderState._fields_[1:])
+    ]  # fmt: skip

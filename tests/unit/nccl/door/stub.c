@@ -44,11 +44,14 @@ void stub_print(void) {
   lines = 0;
 }
 
-static void arrive(comm_t c) {
-  __atomic_fetch_add(&c->shared->arrived, 1, __ATOMIC_SEQ_CST);
+static void come(comm_t c) { __atomic_fetch_add(&c->shared->arrived, 1, __ATOMIC_SEQ_CST); }
+
+static void await(comm_t c) {
   const int wanted = ++c->arrivals * c->n;
   while (__atomic_load_n(&c->shared->arrived, __ATOMIC_SEQ_CST) < wanted) usleep(50);
 }
+
+static void arrive(comm_t c) { come(c), await(c); }
 
 void stub_barrier(comm_t c) { arrive(c); }
 
@@ -123,7 +126,8 @@ TWICE(CommWindowRegister, (comm_t comm, void *at, size_t size, void *window, int
 TWICE(GroupStart, (void), depth++; return 0;)
 TWICE(GroupEnd, (void),
   if (--depth) return 0;
-  for (int i = 0; i < inits; i++) arrive(init[i]);
+  for (int i = 0; i < inits; i++) come(init[i]); /* a process may have several ranks of a communicator */
+  for (int i = 0; i < inits; i++) await(init[i]);
   for (int i = 0; i < splits; i++) end_split(split + i);
   inits = splits = 0;
   return 0;)
