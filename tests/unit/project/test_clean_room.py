@@ -37,6 +37,7 @@ NOT_HERE = {
     r"(?<!examples/)\b(train|program)\.py|package\.module": "a program of the reader's",
     r"FILE|other\.json|all_reduce_perf|ring\.xml|mine\.py|allreduce\.xml": "a file of the reader's",
     r"--hostfile|--from-env|srun|--nnodes": "needs other machines, or a scheduler",
+    r"mpirun -np 16 ": "needs more cores",
     r"symm_mem|--measure": "needs GPUs",
     r"blinkmpi top\b|nccl status|--pid": "watches a job that runs",
     r"blinkmpi advise --take": "asks the GPUs of this machine",
