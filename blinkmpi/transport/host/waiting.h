@@ -29,9 +29,9 @@ static int64_t now_ns(void) {
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
 
-/* Timeouts: none, after one turn at what is ready; for as many polls as spin; none, and nothing is done once all ranks
- * have entered the call; as AT_ONCE, and the call is not ended. */
-enum { AT_ONCE = -1, BRIEFLY = -2, MEET = -3, AHEAD = -4 };
+/* Timeouts: none, after one turn at what is ready; for as many polls as spin. And of whoever looks at clock and abort word
+ * by himself: none, and nothing is done once all ranks have entered the call; one turn, and the call is not ended; one turn. */
+enum { AT_ONCE = -1, BRIEFLY = -2, MEET = -3, AHEAD = -4, ONE_TURN = -5 };
 
 /* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
 typedef struct {
@@ -39,6 +39,7 @@ typedef struct {
 } idle_t;
 
 static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int64_t timeout_ns) {
+  if (timeout_ns <= MEET) return EXPIRED;
   if (timeout_ns == BRIEFLY && w->polls >= spins) return EXPIRED;
   if (timeout_ns == BRIEFLY) {
     w->polls++;
