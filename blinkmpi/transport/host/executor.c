@@ -20,7 +20,7 @@ const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEAD
 /* Whether the others can read the buffers of a call, as memory of devices may not be: the first and the last byte of each
  * are tried, all in one call of the system, unless a call had these buffers before. */
 static int buffers_readable(const call_t *call) {
-  enum { TRIED_BITS = 6 };
+  enum { TRIED_BITS = 8 };
   typedef struct { char *ends[4]; } buffers_t;
   static _Thread_local buffers_t tried[1 << TRIED_BITS]; /* those that can be read: one of each hash */
   buffers_t now = {{NULL}};

@@ -233,7 +233,7 @@ static int run_first(queue_t *q, pending_t *r, int64_t patience) {
     int64_t moved = r->call->moved;
     if (q->second && only_waits(r->call, r->rows)) (void)go_on(q, q->second, AHEAD), moved += q->second->call->moved;
     if (moved) wait = (idle_t){0, 0, 0};
-    if (moved && patience >= 0) continue;
+    if (moved) continue;
     state = idle(&wait, r->call->spins / LANE_POLL, r->call->heartbeat, r->call->abort, patience);
     if (state != DONE) return state;
   }
