@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -38,6 +39,8 @@ NEW_LENGTHS = 10_000  # more than are kept
 CYCLES = (10, 100, 1000, 5000)  # different lengths
 COUNTS = 64  # different ones, in turn
 PIECES = 32  # broadcasts that are begun before the first is waited for
+PIPELINE = (32, 4 << 10, 32 << 10, 256 << 10, 1 << 20)  # bytes of a broadcast of a pipeline
+DEEP, IN_PIPELINE = 4, 64  # broadcasts under way in it, and in all
 LOOP_S = 0.003  # that a loop takes about
 Array = NDArray[Any]
 
@@ -68,6 +71,8 @@ def forms(world: Any, sizes: Sequence[int]) -> Iterator[Form]:
     yield from _of_new_lengths(world)
     for size in SIZES[1:-1]:
         yield from _of_other_counts(world, size)
+    for size in PIPELINE:
+        yield from _pipelines(world, size)
     made: dict[str, Callable[[Any], Any]] = {"Split": lambda comm: comm.Split(0, comm.rank), "Dup": lambda comm: comm.Dup()}  # fmt: skip  # noqa: E501
     sent, received = np.ones(4), np.zeros(4)
     for name, make in made.items():
@@ -120,6 +125,24 @@ def _of_other_counts(world: Any, size: int) -> Iterator[Form]:
     yield form("Iallreduce + Wait", each(lambda c, k: c.Iallreduce(x[:k], y[:k]).Wait()), y)
     yield form("Bcast", each(lambda c, k: c.Bcast(every[:k], root=0)), every)
     yield form("Allgather", each(lambda c, k: c.Allgather(x[:k], y[: n * k]), parts), y)
+
+
+def _pipelines(world: Any, size: int) -> Iterator[Form]:
+    """Broadcasts of which the oldest is waited for before the next one is begun."""
+    buffers = [np.full(size, world.rank, np.uint8) for _ in range(DEEP)]
+
+    def pipeline(comm: Any, roots: int) -> None:
+        under_way: deque[Any] = deque()
+        for i in range(IN_PIPELINE):
+            if len(under_way) == DEEP:
+                under_way.popleft().Wait()
+            under_way.append(comm.Ibcast(buffers[i % DEEP], root=i % roots))
+        for request in under_way:
+            request.Wait()
+
+    for name, roots in (("one root", 1), ("roots in turn", world.size)):
+        run = partial(pipeline, roots=roots)
+        yield Form(f"Ibcasts, {DEEP} under way, {name}", size, run, buffers, calls=IN_PIPELINE)
 
 
 def _of_size(world: Any, size: int) -> Iterator[Form]:
