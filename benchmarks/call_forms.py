@@ -235,13 +235,13 @@ def _differ(world: Any, form: Form, sides: dict[str, Any]) -> int:
 # ---------------------------------------------------------------- a rank, and the driver
 
 
-def rank(rounds: int, to: Path) -> None:
-    """Measure on all ranks; rank 0 writes the file ``to``."""
+def rank(rounds: int, only: str, to: Path) -> None:
+    """Measure on all ranks the forms whose names have the word ``only``; rank 0 writes the file ``to``."""
     from blinkmpi.communicator import Communicator
 
     world = MPI.COMM_WORLD
     with Communicator(world) as comm:
-        rows = [measure(world, comm, form, rounds) for form in forms(world, SIZES)]
+        rows = [measure(world, comm, form, rounds) for form in forms(world, SIZES) if only in form.name]
         facts = {"rows": rows, **jobs.rank_facts(MPI, comm), "cores": len(os.sched_getaffinity(0))}
     if world.rank == 0:
         to.write_text(json.dumps(facts), encoding="utf-8")
@@ -277,6 +277,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("-np", type=int, default=2, dest="n", metavar="N", help="ranks (default 2)")
     add("--rounds", type=int, default=9, metavar="N", help="rounds of a row (default 9)")
+    add("--only", default="", metavar="WORD", help="the rows whose names have it (default all)")
     add("--limit", type=float, default=300, metavar="SECONDS", help="for the job (default 300)")
     add("-o", dest="output", metavar="FILE", help="write the JSON; an existing file is kept")
     add("--rank", type=Path, help=argparse.SUPPRESS)
@@ -291,18 +292,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     if args.rank is not None:
         faulthandler.dump_traceback_later(args.limit, exit=True)
-        rank(args.rounds, args.rank)
+        rank(args.rounds, args.only, args.rank)
         faulthandler.cancel_dump_traceback_later()
         return 0
     began = datetime.now().astimezone()
     with tempfile.TemporaryDirectory(prefix="blinkmpi-") as folder:
         file = Path(folder) / "rows.json"
-        own = [str(Path(__file__).resolve()), "--rounds", str(args.rounds), "--limit", str(args.limit)]
+        own = [str(Path(__file__).resolve()), "--rounds", str(args.rounds), "--only", args.only]
+        own += ["--limit", str(args.limit)]
         argv_of_ranks = [*mpirun(args.n), sys.executable, *own, "--rank", str(file)]
         why, said = run_job(argv_of_ranks, {**SETTINGS, "PYTHONPATH": python_path()}, args.limit)
         found = load(file)
     if why or found is None:
         print(f"{said}\ncall_forms: error: {why or 'no result'}", file=sys.stderr)
+        return 2
+    if not found["rows"]:
+        print(f"call_forms: error: no row has the word {args.only!r} in its name", file=sys.stderr)
         return 2
     made = document(args, found, began)
     print(table(made))

@@ -38,8 +38,21 @@ typedef struct {
   int64_t polls, since, waited;
 } idle_t;
 
+/* Whether this thread's core is that of a rank that waits, too, which to spin would keep from running: so it was when it was
+ * last yielded, if it came back after a switch, and soon. Who computes keeps it for longer. */
+static _Thread_local int shares_core;
+enum { FEWEST_SPINS = 2, SWITCH_NS = 1000, SOON_BACK_NS = 100000 };
+
+static void yield_core(void) {
+  const int64_t before = now_ns();
+  sched_yield();
+  const int64_t away = now_ns() - before;
+  shares_core = away > SWITCH_NS && away < SOON_BACK_NS;
+}
+
 static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int64_t timeout_ns) {
   if (timeout_ns <= MEET) return EXPIRED;
+  if (shares_core && spins > FEWEST_SPINS) spins = FEWEST_SPINS;
   if (timeout_ns == BRIEFLY && w->polls >= spins) return EXPIRED;
   if (timeout_ns == BRIEFLY) {
     w->polls++;
@@ -55,7 +68,7 @@ static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int6
     if (w->waited > timeout_ns) return EXPIRED; /* at once if it is negative */
   }
   if (w->polls < spins) PAUSE();
-  else if (w->waited < 20000000) sched_yield();
+  else if (w->waited < 20000000) yield_core();
   else nanosleep(&(struct timespec){0, 100000}, NULL);
   return DONE;
 }
