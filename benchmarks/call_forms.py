@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -38,6 +39,8 @@ NEW_LENGTHS = 10_000  # more than are kept
 CYCLES = (10, 100, 1000, 5000)  # different lengths
 COUNTS = 64  # different ones, in turn
 PIECES = 32  # broadcasts that are begun before the first is waited for
+PIPELINE = (32, 4 << 10, 32 << 10, 256 << 10, 1 << 20)  # bytes of a broadcast of a pipeline
+DEEP, IN_PIPELINE = 4, 64  # broadcasts under way in it, and in all
 LOOP_S = 0.003  # that a loop takes about
 Array = NDArray[Any]
 
@@ -68,6 +71,8 @@ def forms(world: Any, sizes: Sequence[int]) -> Iterator[Form]:
     yield from _of_new_lengths(world)
     for size in SIZES[1:-1]:
         yield from _of_other_counts(world, size)
+    for size in PIPELINE:
+        yield from _pipelines(world, size)
     made: dict[str, Callable[[Any], Any]] = {"Split": lambda comm: comm.Split(0, comm.rank), "Dup": lambda comm: comm.Dup()}  # fmt: skip  # noqa: E501
     sent, received = np.ones(4), np.zeros(4)
     for name, make in made.items():
@@ -120,6 +125,24 @@ def _of_other_counts(world: Any, size: int) -> Iterator[Form]:
     yield form("Iallreduce + Wait", each(lambda c, k: c.Iallreduce(x[:k], y[:k]).Wait()), y)
     yield form("Bcast", each(lambda c, k: c.Bcast(every[:k], root=0)), every)
     yield form("Allgather", each(lambda c, k: c.Allgather(x[:k], y[: n * k]), parts), y)
+
+
+def _pipelines(world: Any, size: int) -> Iterator[Form]:
+    """Broadcasts of which the oldest is waited for before the next one is begun."""
+    buffers = [np.full(size, world.rank, np.uint8) for _ in range(DEEP)]
+
+    def pipeline(comm: Any, roots: int) -> None:
+        under_way: deque[Any] = deque()
+        for i in range(IN_PIPELINE):
+            if len(under_way) == DEEP:
+                under_way.popleft().Wait()
+            under_way.append(comm.Ibcast(buffers[i % DEEP], root=i % roots))
+        for request in under_way:
+            request.Wait()
+
+    for name, roots in (("one root", 1), ("roots in turn", world.size)):
+        run = partial(pipeline, roots=roots)
+        yield Form(f"Ibcasts, {DEEP} under way, {name}", size, run, buffers, calls=IN_PIPELINE)
 
 
 def _of_size(world: Any, size: int) -> Iterator[Form]:
@@ -212,13 +235,13 @@ def _differ(world: Any, form: Form, sides: dict[str, Any]) -> int:
 # ---------------------------------------------------------------- a rank, and the driver
 
 
-def rank(rounds: int, to: Path) -> None:
-    """Measure on all ranks; rank 0 writes the file ``to``."""
+def rank(rounds: int, only: str, to: Path) -> None:
+    """Measure on all ranks the forms whose names have the word ``only``; rank 0 writes the file ``to``."""
     from blinkmpi.communicator import Communicator
 
     world = MPI.COMM_WORLD
     with Communicator(world) as comm:
-        rows = [measure(world, comm, form, rounds) for form in forms(world, SIZES)]
+        rows = [measure(world, comm, form, rounds) for form in forms(world, SIZES) if only in form.name]
         facts = {"rows": rows, **jobs.rank_facts(MPI, comm), "cores": len(os.sched_getaffinity(0))}
     if world.rank == 0:
         to.write_text(json.dumps(facts), encoding="utf-8")
@@ -254,6 +277,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("-np", type=int, default=2, dest="n", metavar="N", help="ranks (default 2)")
     add("--rounds", type=int, default=9, metavar="N", help="rounds of a row (default 9)")
+    add("--only", default="", metavar="WORD", help="the rows whose names have it (default all)")
     add("--limit", type=float, default=300, metavar="SECONDS", help="for the job (default 300)")
     add("-o", dest="output", metavar="FILE", help="write the JSON; an existing file is kept")
     add("--rank", type=Path, help=argparse.SUPPRESS)
@@ -268,18 +292,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     if args.rank is not None:
         faulthandler.dump_traceback_later(args.limit, exit=True)
-        rank(args.rounds, args.rank)
+        rank(args.rounds, args.only, args.rank)
         faulthandler.cancel_dump_traceback_later()
         return 0
     began = datetime.now().astimezone()
     with tempfile.TemporaryDirectory(prefix="blinkmpi-") as folder:
         file = Path(folder) / "rows.json"
-        own = [str(Path(__file__).resolve()), "--rounds", str(args.rounds), "--limit", str(args.limit)]
+        own = [str(Path(__file__).resolve()), "--rounds", str(args.rounds), "--only", args.only]
+        own += ["--limit", str(args.limit)]
         argv_of_ranks = [*mpirun(args.n), sys.executable, *own, "--rank", str(file)]
         why, said = run_job(argv_of_ranks, {**SETTINGS, "PYTHONPATH": python_path()}, args.limit)
         found = load(file)
     if why or found is None:
         print(f"{said}\ncall_forms: error: {why or 'no result'}", file=sys.stderr)
+        return 2
+    if not found["rows"]:
+        print(f"call_forms: error: no row has the word {args.only!r} in its name", file=sys.stderr)
         return 2
     made = document(args, found, began)
     print(table(made))

@@ -476,6 +476,33 @@ def test_a_meeting_is_made_in_c_and_not_counted(comm: MPI.Intracomm) -> None:
         ours.Split().Free()
 
 
+@mpi(ranks=(2, 3))
+def test_what_goes_on_with_what_one_has_left_is_freed_in_c(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        total(first := ours.Dup())
+        first.Free()
+        for _ in range(2):
+            total(child := ours.Dup())
+            sequence, host = child._dispatcher().sequence, child.context.host
+            with mock.patch.object(sequence, "launch", None), mock.patch.object(host, "barrier", None):
+                child.Free()
+
+
+@mpi(ranks=(2, 3))
+def test_it_may_be_freed_on_one_rank_alone(comm: MPI.Intracomm) -> None:
+    """Both sides hear of it, the one that is freed in C, too; and the next communicator is well."""
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        for turn in range(3):
+            total(child := ours.Dup())
+            if turn == 0:
+                child.Free()
+                continue
+            with pytest.raises(MismatchError, match=r"rank 1: free\(\)"):
+                child.Free() if comm.rank == 1 else total(child)
+            with pytest.raises(ArgumentError if comm.rank == 1 else BlinkError):
+                total(child)  # it is freed, or dead
+
+
 @mpi(ranks=(2,))
 def test_a_dead_one_opens_no_more(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm, timeout=20) as ours:

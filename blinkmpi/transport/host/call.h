@@ -116,7 +116,7 @@ static int idle_call(idle_t *w, const call_t *call) { return idle(w, call->spins
 
 /* After a turn at all that this rank has to do: wait a little if nothing has moved since `before`. */
 static inline int after_turn(idle_t *w, const call_t *call, int64_t before, const int traced) {
-  const int once = call->timeout_ns == AT_ONCE || call->timeout_ns == AHEAD;
+  const int once = call->timeout_ns == AT_ONCE || call->timeout_ns <= AHEAD;
   if (call->moved != before) return w->polls = w->since = 0, once ? EXPIRED : DONE;
   if (traced) call->trace->waiting = 1;
   return idle_call(w, call);

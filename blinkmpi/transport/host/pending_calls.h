@@ -19,6 +19,7 @@
 
 enum { QUEUED, RUNS, HAS_ENDED, HAS_FAILED }; /* how far a call is */
 enum { LANE_WORDS = 512 };       /* a call may overlap another one if its rows have at most so many words */
+enum { LANE_POLL = 8 };          /* to look at calls that overlap takes as long as so many polls of one call */
 enum { AGAIN = 100 };            /* a status: nothing has happened for a while */
 enum { A_WHILE_NS = 100000000 }; /* after which a thread that waits looks for signals */
 /* The thread looks so often, this many times after the last call; a call that moves is waited for that long, one that has
@@ -227,20 +228,20 @@ static int run_first(queue_t *q, pending_t *r, int64_t patience) {
   if (!r->words || !r->next) return go_on(q, r, patience);
   for (idle_t wait = {0, 0, 0};;) {
     announce_both(q);
-    int state = go_on(q, r, AT_ONCE);
+    int state = go_on(q, r, ONE_TURN);
     if (state != EXPIRED) return state;
     int64_t moved = r->call->moved;
     if (q->second && only_waits(r->call, r->rows)) (void)go_on(q, q->second, AHEAD), moved += q->second->call->moved;
     if (moved) wait = (idle_t){0, 0, 0};
-    if (moved && patience >= 0) continue;
-    state = idle(&wait, r->call->spins, r->call->heartbeat, r->call->abort, patience);
+    if (moved) continue;
+    state = idle(&wait, r->call->spins / LANE_POLL, r->call->heartbeat, r->call->abort, patience);
     if (state != DONE) return state;
   }
 }
 
 /* Run the first calls until one has ended, or all have (NULL): DONE, or the status of the one that has not. The caller owns
- * the queue. `patience` is in place of a call's own timeout, if not 0. With `brief` the caller holds Python's lock, and it
- * ends at a call that may take long. */
+ * the queue. `patience` is in place of a call's own timeout, if not 0; who has one leaves the rest to threads that wait. With
+ * `brief` the caller holds Python's lock, and it ends at a call that may take long. */
 static int move_on(queue_t *q, const pending_t *until, int64_t patience, int brief) {
   for (;;) {
     pending_t *const r = q->first;
@@ -250,6 +251,7 @@ static int move_on(queue_t *q, const pending_t *until, int64_t patience, int bri
     const int state = run_first(q, r, patience ? patience : patience_of(r));
     if (state != DONE) return state;
     end_first(q, HAS_ENDED, brief);
+    if (patience && q->waiters) return DONE;
   }
 }
 
@@ -259,9 +261,17 @@ static void wait_for_ns(pthread_cond_t *condition, pthread_mutex_t *lock, int64_
   (void)pthread_cond_timedwait(condition, lock, &(struct timespec){end / 1000000000, end % 1000000000});
 }
 
+/* The same for who owns the queue and waits: its status, with which the first call is the caller's to finish, or DONE. */
+static int stay_until(queue_t *q, const pending_t *until) {
+  const int state = move_on(q, until, 0, 0);
+  if (state == DONE) disown(q, DONE);
+  return state;
+}
+
 /* Wait until a call has ended, or all have: DONE; AGAIN after a while; else the status of the first call, which is the
  * caller's to finish, with the queue. */
 static int wait_until(queue_t *q, const pending_t *until) {
+  if (own(q)) return stay_until(q, until);
   const int64_t end = now_ns() + A_WHILE_NS;
   int state = DONE;
   pthread_mutex_lock(&q->lock);
@@ -270,10 +280,9 @@ static int wait_until(queue_t *q, const pending_t *until) {
     if (q->left) {
       state = q->left, q->left = DONE;
     } else if (own(q)) {
+      q->waiters--;
       pthread_mutex_unlock(&q->lock);
-      state = move_on(q, until, 0, 0);
-      if (state == DONE) disown(q, DONE);
-      pthread_mutex_lock(&q->lock);
+      return stay_until(q, until);
     } else if (now_ns() < end) {
       wait_for_ns(&q->changed, &q->lock, A_WHILE_NS);
     } else {

@@ -29,16 +29,30 @@ static int64_t now_ns(void) {
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
 
-/* Timeouts: none, after one turn at what is ready; for as many polls as spin; none, and nothing is done once all ranks
- * have entered the call; as AT_ONCE, and the call is not ended. */
-enum { AT_ONCE = -1, BRIEFLY = -2, MEET = -3, AHEAD = -4 };
+/* Timeouts: none, after one turn at what is ready; for as many polls as spin. And of whoever looks at clock and abort word
+ * by himself: none, and nothing is done once all ranks have entered the call; one turn, and the call is not ended; one turn. */
+enum { AT_ONCE = -1, BRIEFLY = -2, MEET = -3, AHEAD = -4, ONE_TURN = -5 };
 
 /* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
 typedef struct {
   int64_t polls, since, waited;
 } idle_t;
 
+/* Whether this thread's core is that of a rank that waits, too, which to spin would keep from running: so it was when it was
+ * last yielded, if it came back after a switch, and soon. Who computes keeps it for longer. */
+static _Thread_local int shares_core;
+enum { FEWEST_SPINS = 2, SWITCH_NS = 1000, SOON_BACK_NS = 100000 };
+
+static void yield_core(void) {
+  const int64_t before = now_ns();
+  sched_yield();
+  const int64_t away = now_ns() - before;
+  shares_core = away > SWITCH_NS && away < SOON_BACK_NS;
+}
+
 static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int64_t timeout_ns) {
+  if (timeout_ns <= MEET) return EXPIRED;
+  if (shares_core && spins > FEWEST_SPINS) spins = FEWEST_SPINS;
   if (timeout_ns == BRIEFLY && w->polls >= spins) return EXPIRED;
   if (timeout_ns == BRIEFLY) {
     w->polls++;
@@ -54,7 +68,7 @@ static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int6
     if (w->waited > timeout_ns) return EXPIRED; /* at once if it is negative */
   }
   if (w->polls < spins) PAUSE();
-  else if (w->waited < 20000000) sched_yield();
+  else if (w->waited < 20000000) yield_core();
   else nanosleep(&(struct timespec){0, 100000}, NULL);
   return DONE;
 }

@@ -23,7 +23,8 @@ def test_every_form_does_what_mpi4py_does(comm: MPI.Intracomm) -> None:
     ):
         rows = [made.measure(comm, ours, form, 2) for form in made.forms(comm, (32, 100_000))]
     names = {row["collective"] for row in rows}
-    assert {"Iallreduce + Wait", "Alltoallv of new lengths", "Bcast of another count each time", "Gatherv"} <= names
+    assert {"Iallreduce + Wait", "Alltoallv of new lengths", "Bcast of another count each time", "Gatherv",
+            "Ibcasts, 4 under way, roots in turn"} <= names  # fmt: skip
     for row in rows:
         found = made.row_of(row)
         assert not found["ours"]["wrong"], found
