@@ -4,7 +4,8 @@
 ``packing``    the entry point: chooses the links, has the trees packed, and the packing verified
 ``on_links``   the table of methods: tries them and keeps the best
 ``pareto_front``  the packings between few, shallow and fast
-``problem``    what a method gets (fabric, collective, root, options) and what it returns
+``problem``    what a method gets (fabric, collective, root, options) and what it returns; ``deadline`` its time
+``answer``     what ``pack`` answers: the packing, or why there is none
 ``graph/``     the capacitated graph: link selection, switch splitting, cuts, maximum flows, loads of trees
 ``bounds/``    ``certify`` finds the best possible rate and its certificate, ``verify`` proves a packing
 ``exact/``     methods that meet the bound: Edmonds' arborescences, Cayley graphs, linear programs over trees or paths

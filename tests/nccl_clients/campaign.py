@@ -28,6 +28,7 @@ FAULTS = (*HARMLESS, "kill", "exit", "absent", "abort")  # by one rank, after wh
 JOB_S = 100.0  # for a job, whose ranks wait 8 s for each other
 QUICK = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}  # as it waits a minute for each
 TAIL = 1500
+MOST_JOBS = 1 << 14  # of days
 
 
 class Ended(NamedTuple):
@@ -108,7 +109,7 @@ def campaign(seed: int, n: int, seconds: float, beside: int) -> tuple[dict[str, 
     """Run jobs until the time is over; the row of them, and what the door alone did wrong."""
     until = time.monotonic() + seconds
     rng = random.Random(seed)
-    jobs = ((FAULTS[i % len(FAULTS)], rng.randrange(1 << 30)) for i in range(1 << 30))
+    jobs = iter([(FAULTS[i % len(FAULTS)], rng.randrange(1 << 30)) for i in range(MOST_JOBS)])  # for all threads
 
     def work(_: int) -> list[dict[str, Any]]:
         rows = []

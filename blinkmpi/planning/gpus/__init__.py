@@ -1,1 +1,1 @@
-"""What is known of calls between GPUs: what they take, and which protocol carries which size."""
+"""Calls between GPUs: ``kernel_times`` has what they take, ``rules`` which protocol carries which size."""

@@ -48,14 +48,14 @@ def test_map_links_and_folders_are_equal() -> None:
 
 
 ROOMS = (
-    *("bench", "doctor", "forecast", "lang", "launch", "measure", "nccl", "plot", "program", "runtime", "top"),
-    *("topology", "torch", "transport", "util"),
+    *("bench", "doctor", "forecast", "lang", "launch", "measure", "nccl", "planning", "plot", "program", "runtime"),
+    *("top", "topology", "torch", "transport", "trees", "util"),
 )
 
 
 @pytest.mark.parametrize("room", ["", *ROOMS])
 def test_an_init_is_a_map_of_its_folder(room: str) -> None:
-    """It names each module and each package in it, with those below."""
+    """It names each module and each package in it, with those below. (A module of `cli` is named after its command.)"""
     top = (ROOT / "blinkmpi" / room).resolve()
     for init in sorted(top.rglob("__init__.py")) if room else [top / "__init__.py"]:
         named = set(re.findall(r"\w+", ast.get_docstring(ast.parse(init.read_bytes())) or ""))
