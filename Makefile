@@ -19,7 +19,7 @@
 #   make nccl-programs  NVIDIA's nccl-tests and torch's tests of NCCL, for a machine without network (SM=90, its GPUs)
 #   make nccl-clients   these and others' trainings under `blinkmpi nccl run` and without, on two GPUs
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
-#   make mutants  49 seeded faults, each of which a test must catch: how strong the tests are
+#   make mutants  seeded faults, each of which a test must catch: how strong the tests are
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
 #   make paper   the figures of the Blink paper anew: results and pictures (FIGURE=trees for one)
 #   make wheel   dist/*.tar.gz, and dist/*.whl made from it
