@@ -5,6 +5,7 @@ function, and its arguments.
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -28,7 +29,13 @@ def say(text: str) -> None:
 def train(backend: str) -> None:
     """Train a small network by DDP and print each loss of this rank."""
     dist.init_process_group(backend)
-    rank = dist.get_rank()
+    steps(dist.get_rank())
+    gc.collect()  # the model holds the group, and a process that ends with threads of gloo's may abort (torch 2.13)
+    dist.destroy_process_group()
+
+
+def steps(rank: int) -> None:
+    """Those of the training."""
     torch.manual_seed(7)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -40,7 +47,6 @@ def train(backend: str) -> None:
         loss.backward()
         optimizer.step()
         say(f"loss {rank} {step} {loss.item():.9g}")
-    dist.destroy_process_group()
 
 
 def groups() -> None:
