@@ -193,6 +193,8 @@ def main() -> None:
         raise
     program.tell(done=True)
     dist.destroy_process_group()
+    if not ON_GPU:
+        os._exit(0)  # a thread of gloo's may outlive Python, and abort the process
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from steps import BACKEND, ON_GPU, Steps, asked, prepare, sum_in_order
+from steps import BACKEND, ON_GPU, Steps, asked, leave, prepare, sum_in_order
 
 options = asked(__doc__)
 prepare()
@@ -72,4 +72,4 @@ for _ in range(options.steps):
     steps.end()
     values += tokens.tolist()
 steps.tell(values)
-dist.destroy_process_group()
+leave()

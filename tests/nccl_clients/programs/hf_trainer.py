@@ -4,7 +4,7 @@ import tempfile
 from typing import Any
 
 import torch
-from steps import BACKEND, ON_GPU, Steps, asked, prepare, sum_in_order
+from steps import BACKEND, ON_GPU, Steps, asked, leave, prepare, sum_in_order
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 WORDS, LENGTH, EXAMPLES = 512, 64, 512
@@ -48,4 +48,4 @@ with tempfile.TemporaryDirectory() as folder:
     told = Told()
     Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=[told]).train()
 steps.tell(told.losses)
-torch.distributed.destroy_process_group()
+leave()
