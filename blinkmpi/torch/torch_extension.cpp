@@ -325,7 +325,7 @@ bool overlap(const at::Tensor& one, const std::vector<at::Tensor>& others) {
   return std::any_of(others.begin(), others.end(), [&](const at::Tensor& other) { return overlap(one, other); });
 }
 
-/* The bytes of tensors that lie one behind another; undefined for others. */
+/* The bytes of tensors that lie one after another; undefined for others. */
 at::Tensor as_one(const std::vector<at::Tensor>& tensors) {
   int64_t nbytes = 0;
   for (const auto& tensor : tensors) {
@@ -336,7 +336,7 @@ at::Tensor as_one(const std::vector<at::Tensor>& tensors) {
   return bytes(tensors[0]).as_strided({nbytes}, {1});
 }
 
-/* The bytes of some tensors one behind another, in memory of their own if they do not lie so. */
+/* The bytes of some tensors one after another, in memory of their own if they do not lie so. */
 at::Tensor joined(const std::vector<at::Tensor>& tensors) {
   at::Tensor found = as_one(tensors);
   if (found.defined()) return found;
@@ -346,7 +346,7 @@ at::Tensor joined(const std::vector<at::Tensor>& tensors) {
   return at::cat(parts);
 }
 
-/* Memory for the bytes of some tensors one behind another: their own, if they lie so. */
+/* Memory for the bytes of some tensors one after another: their own, if they lie so. */
 at::Tensor memory_for(const std::vector<at::Tensor>& tensors) {
   at::Tensor found = as_one(tensors);
   if (found.defined()) return found;
@@ -428,7 +428,7 @@ class QuickCalls {
     return with_work(method, found, timeout_ms, all_of({output}), all_of({output, input}));
   }
 
-  /* Into a list of tensors of equal lengths, which are copied there if they do not lie one behind another. */
+  /* Into a list of tensors of equal lengths, which are copied there if they do not lie one after another. */
   pybind11::object allgather_list(pybind11::handle lists, pybind11::handle inputs, pybind11::handle options,
                                   double timeout_ms) {
     const auto* given = options_of<c10d::AllgatherOptions>(options);
@@ -520,7 +520,7 @@ class QuickCalls {
     return repeated_.attr("again")(methods_[method], arguments, stream, true);
   }
 
-  /* The object of the stream of a call, behind the current one if it is apart; null during a capture. */
+  /* The object of the stream of a call, which waits for the current one if it is apart; null during a capture. */
   pybind11::object stream_for(bool apart) {
     if (capturing_().ptr() != Py_False) return {};
     const c10::Stream current = current_stream(stream_.device());

@@ -31,7 +31,7 @@ def prepare() -> None:
 def sum_in_order() -> None:
     """No algorithm whose order of sums is left open, from here on.
 
-    To be called behind the process group's start: torch sets NCCL_ALGO for a group that starts later.
+    To be called after the process group's start: torch sets NCCL_ALGO for a group that starts later.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
 
@@ -72,7 +72,7 @@ def leave() -> None:
 
 
 def now() -> float:
-    """Seconds, behind what is on the GPU."""
+    """Seconds, once the GPU has done what was given to it."""
     if ON_GPU:
         torch.cuda.synchronize()
     return time.perf_counter()
