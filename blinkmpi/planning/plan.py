@@ -228,6 +228,10 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     ) -> Rule:
         """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""
         rows = self.rows(collective, root, widened=widened)
+        return self.rule_of(rows, collective, nbytes, registered=registered)
+
+    def rule_of(self, rows: dict[bool, list[Rule]], collective: str, nbytes: int, *, registered: bool = False) -> Rule:
+        """The same of what :meth:`rows` gave."""
         for row in rows.get(registered) or rows.get(False, []):
             if row.min_bytes <= nbytes:
                 return row

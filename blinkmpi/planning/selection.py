@@ -48,8 +48,8 @@ def choose(
         fits: whether a protocol of packets can carry a call; one that cannot is passed over.
     """
     widened = call.widened and plan.wire == "accumulator"
-    rule = plan.rule(call.collective, call.nbytes, root=call.root, registered=registered, widened=widened)
     by_kind = plan.rows(call.collective, call.root, widened=widened)
+    rule = plan.rule_of(by_kind, call.collective, call.nbytes, registered=registered)
     if rule.scheme == "mpi" and not mpi:
         rows = sorted((r for kind in by_kind.values() for r in kind if r.scheme != "mpi"), key=lambda r: r.min_bytes)
         longer = [r for r in rows if r.min_bytes > rule.min_bytes]

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
         most = 1 << (longest - 1).bit_length()
         if len(counts) == 1:
             return cls(most)
-        return cls(most, len(counts), sum(1 << i for i, count in enumerate(counts) if SHORT * count > longest))
+        return cls(most, len(counts), sum([1 << i for i, count in enumerate(counts) if SHORT * count > longest]))
 
     def largest(self, call: Call) -> Call:
         """The call with about the most elements in every block."""

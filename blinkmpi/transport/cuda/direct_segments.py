@@ -59,15 +59,14 @@ def in_blocks(call: Call) -> Call:
     """The first half of an allreduce by ``rs_ag``: a reduce-scatter of nearly equal blocks, aligned to 128 bytes."""
     (count,), line = call.counts, 128 // dtype_of(call.dtype).itemsize
     each = -(-count // (call.n * line)) * line
-    counts = tuple(min(each, max(count - r * each, 0)) for r in range(call.n))
-    return Call("reduce_scatter", call.n, counts, call.dtype, call.op)
+    counts = [min(each, max(count - r * each, 0)) for r in range(call.n)]
+    return Call("reduce_scatter", call.n, tuple(counts), call.dtype, call.op)
 
 
 def spread(blocks: Call, rank: int) -> Segment:
     """The second half: a rank's block of the result goes to the same offset in all other receive buffers."""
-    start, count = blocks.block(rank)
-    begin, size = (x * dtype_of(blocks.dtype).itemsize for x in (start, count))
-    return Segment(1 << rank, ((1 << blocks.n) - 1) & ~(1 << rank), begin, begin, size)
+    (start, count), item = blocks.block(rank), dtype_of(blocks.dtype).itemsize
+    return Segment(1 << rank, ((1 << blocks.n) - 1) & ~(1 << rank), start * item, start * item, count * item)
 
 
 def _part(nbytes: int, parts: int, index: int) -> tuple[int, int]:
