@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import BlinkError, CollectiveTimeout, PeerLost
+from tests.effort import Effort
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS
 
@@ -269,20 +270,11 @@ def test_a_call_that_is_interrupted_anywhere_is_made_or_ends_the_communicator(co
     assert dead or how == "non-blocking"  # which is C's, but for what is late
 
 
-def calls_of_ours(work: Callable[[], object]) -> list[str]:
-    """The Python functions of the package that run."""
-    found: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            found.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
+def effort_of(work: Callable[[], object]) -> Effort:
+    """What some work takes."""
+    with Effort() as effort:
         work()
-    finally:
-        sys.setprofile(None)
-    return found
+    return effort
 
 
 @mpi(ranks=(1, 2), timeout=60)
@@ -311,5 +303,5 @@ def test_a_repeated_call_is_three_functions_of_python(comm: MPI.Intracomm) -> No
             y = np.empty(COUNT)
             for _ in range(2):
                 call(y)
-            assert len(found := calls_of_ours(lambda call=call, y=y: call(y))) <= 3, (name, found)
-            assert len(found := calls_of_ours(lambda call=call: call(np.empty(COUNT)))) <= 3, (name, found)
+            assert (effort := effort_of(lambda call=call, y=y: call(y))).ours <= 3, (name, effort.calls)
+            assert (effort := effort_of(lambda call=call: call(np.empty(COUNT)))).ours <= 3, (name, effort.calls)

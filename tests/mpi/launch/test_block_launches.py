@@ -1,9 +1,7 @@
 """Calls of blocks on a GPU that is none: their kernels' arguments, by Python and by C, and who decides what."""
 
 import contextlib
-import itertools
 import random
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,6 +18,7 @@ from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.transport.cuda.blocks import ends_at
 from blinkmpi.transport.cuda.kernel_layout import BLOCK_END, COUNTED, buffers_at, common_words
 from blinkmpi.transport.cuda.memory_layout import lanes_of_block
+from tests.effort import Effort
 from tests.harness import mpi
 from tests.mpi.launch.test_launches import STREAM, gpu_job, made_alike, made_by_c, torch, transport_of
 
@@ -122,15 +121,14 @@ def test_few_python_functions(comm: MPI.Intracomm) -> None:
         for counts in ([5, 6], [7, 8]):
             ours.Alltoallv([x, counts], [y, counts], stream=STREAM)
         comm.Barrier()
-        called, sent, got = itertools.count(), [x[:400], [9, 300]], [y[:500], [9, 300]]
-        sys.setprofile(lambda frame, event, arg: next(called) if event == "call" else None)
-        ours.Alltoallv(sent, got, stream=STREAM)
-        sys.setprofile(None)
+        sent, got = [x[:400], [9, 300]], [y[:500], [9, 300]]
+        with Effort() as effort:
+            ours.Alltoallv(sent, got, stream=STREAM)
         found = ours._dispatcher().repeated.last_launch
         assert found is not None
         assert found[1] == ours._dispatcher().sequence.seq
         assert found[0].text == "alltoallv(float32) in GPU memory"
-        assert next(called) <= 10
+        assert effort.entered <= 10
         comm.Barrier()
 
 

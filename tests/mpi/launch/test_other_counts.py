@@ -1,8 +1,6 @@
 """Calls on streams that differ in their counts alone: C has them fit, and they are what Python would launch."""
 
-import itertools
 import random
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from unittest import mock
@@ -14,6 +12,7 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import PeerLost
 from blinkmpi.runtime.cuda.repeating import CountedLaunch
+from tests.effort import Effort
 from tests.harness import mpi
 from tests.mpi.launch.test_launches import STREAM, gpu_job, made_alike, made_by_c, torch
 
@@ -91,15 +90,14 @@ def test_few_python_functions(comm: MPI.Intracomm) -> None:
             for count in (5000, 5001, 5002):
                 ours.Allreduce(x[:count], y[:count], stream=STREAM)
             comm.Barrier()
-            called, here, there = itertools.count(), x[:6000], y[:6000]
-            sys.setprofile(lambda frame, event, arg: next(called) if event == "call" else None)  # noqa: B023
-            ours.Allreduce(here, there, stream=STREAM)
-            sys.setprofile(None)
+            here, there = x[:6000], y[:6000]
+            with Effort() as effort:
+                ours.Allreduce(here, there, stream=STREAM)
             found = ours._dispatcher().repeated.last_launch
             assert found is not None
             assert found[1] == ours._dispatcher().sequence.seq
             assert found[0].text == "allreduce(6000 x float32, op sum) in GPU memory"
-            assert next(called) <= 20
+            assert effort.entered <= 20
             comm.Barrier()
 
 

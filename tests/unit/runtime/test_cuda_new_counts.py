@@ -3,11 +3,9 @@
 import ctypes
 import gc
 import pathlib
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +31,7 @@ from blinkmpi.transport.cuda.kernel_layout import COMMON, fingerprint_at
 from blinkmpi.transport.cuda.memory_layout import slots_at
 from blinkmpi.transport.cuda.stage_tables import TableMemory
 from blinkmpi.transport.host.traffic import traffic_of
+from tests.effort import Effort
 from tests.unit.runtime.test_cuda_calls import Cai
 from tests.unit.topology.test_gather import on_ranks
 from tests.unit.transport.test_cuda_memory import FakeGpu
@@ -238,19 +237,9 @@ def test_a_new_count_calls_few_functions(algo: str) -> None:
         numbers = iter(COUNTS[algo])
         for _ in range(3):
             allreduce(calls, next(numbers))
-        called = count()
-
-        def profile(frame: Any, event: str, arg: Any) -> None:
-            if event == "call":
-                next(called)
-
-        gc.collect()  # what tests before left calls functions of its own when it goes
-        gc.disable()
-        sys.setprofile(profile)
-        allreduce(calls, next(numbers))
-        sys.setprofile(None)
-        gc.enable()
-        return next(called)
+        with Effort() as effort:
+            allreduce(calls, next(numbers))
+        return effort.entered
 
     assert with_calls(work, algo=f"allreduce:{algo}") < CALLS
 
