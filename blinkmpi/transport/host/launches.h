@@ -194,7 +194,11 @@ static int take_order(const gpu_t *g, PyObject *bound, const launch_t *l, int *r
   order_t *const o = l->order;
   const uint64_t stream = (uint64_t)l->stream;
   *records = o->chained || !o->made || o->stream != stream || stream == PER_THREAD;
-  if (!*records) return o->stands = 0, 1;
+  if (!*records) {
+    int captured = 0; /* may_launch has seen that it is not, of a call that asks */
+    if (l->asks || (!l->capturing(l->stream, &captured) && !captured)) o->stands = 0;
+    return 1;
+  }
   PyObject *done = NULL;
   if (wait_for_last(l)) {
     o->stands = 0;

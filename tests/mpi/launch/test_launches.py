@@ -375,6 +375,23 @@ def test_streams_that_alternate(comm: MPI.Intracomm) -> None:
 
 
 @mpi(ranks=(2,), timeout=60)
+def test_what_a_graph_has_is_not_the_last_call(comm: MPI.Intracomm) -> None:
+    """The event stands for the call before the capture, which others follow while that goes on."""
+    with gpu_job(comm) as (ours, driver):
+        transport_of(ours).mixes = False
+        (x,) = tensors(1)
+        call = partial(ours.Allreduce, MPI.IN_PLACE, x)
+        for stream in (5, 6) * 3 + (5,):
+            call(stream=stream)
+        driver["captured"], driver["only"] = 1, 5
+        assert made_by_c(ours, partial(call, stream=5))
+        told = driver["did"]
+        assert made_by_c(ours, partial(call, stream=6))
+        assert in_short(driver, told) == ["wait 6", "launch 6", "record 6"]
+        driver["captured"] = 0
+
+
+@mpi(ranks=(2,), timeout=60)
 def test_a_stream_lives_while_its_call_is_the_last(comm: MPI.Intracomm) -> None:
     """The next call on another stream still needs it; then it may go."""
 
