@@ -231,7 +231,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         return self.rule_of(rows, collective, nbytes, registered=registered)
 
     def rule_of(self, rows: dict[bool, list[Rule]], collective: str, nbytes: int, *, registered: bool = False) -> Rule:
-        """The same of what :meth:`rows` gave."""
+        """The one for a vector of ``nbytes`` of the rows that :meth:`rows` gives."""
         for row in rows.get(registered) or rows.get(False, []):
             if row.min_bytes <= nbytes:
                 return row
