@@ -6,6 +6,7 @@ and of counts that none has had, by C and by Python, over packets and through sl
 all ranks' medians.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -54,6 +55,7 @@ def measured(world: Any, mpi: Any, executor: str, algo: str) -> list[float]:
 
 def main() -> None:
     """Measure all, and let rank 0 print."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -7,8 +7,10 @@ table (``pages/made.py``). Nothing is measured: times are the cost model's (``be
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -88,8 +90,9 @@ def tables() -> dict[str, str]:
     return {MACHINE: table(json.loads(RESULT.read_text(encoding="utf-8")))}
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Simulate, and write the file."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(argv)
     RESULT.write_text(json.dumps(run(), indent=1) + "\n", encoding="utf-8")
     return 0
 

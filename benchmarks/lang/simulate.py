@@ -7,9 +7,10 @@ nothing is measured.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,8 +79,9 @@ def simulated(row: Row) -> dict[str, Any]:
     return found
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Simulate, and write the file."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(argv)
     document = {"what": "simulated by the cost model", "sizes": list(SIZES), "rows": [simulated(r) for r in rows()]}
     RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
