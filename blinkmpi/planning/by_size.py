@@ -80,9 +80,9 @@ def fastest(
         slots: the slots that a packing may have, as bytes and number, ascending.
         otherwise: the slots where nothing is estimated, as time for planning is over or the packings are too large.
     """
+    best = max(packings, key=lambda p: p.rate)  # the first of equals
     able = [p for p in contenders(packings) if sum(len(tree.edges) for tree in p.trees) <= MOST_EDGES]
-    if not able or deadline.late():
-        best = max(packings, key=lambda p: p.rate)  # the first of equals
+    if max((p.rate for p in able), default=0) < best.rate or deadline.late():
         return [Choice(0, best.scheme, *otherwise)]
     estimates = [Estimate(p, topology) for p in able]
     field = _played([_Contender(p, e, slots(e)) for p, e in zip(able, estimates, strict=True)], topology)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..errors import NoPackingError
 from ..topology.model import Topology
-from ..trees.answer import TIERS, is_shallow
+from ..trees.answer import is_shallow
 from ..trees.deadline import NEVER, SECONDS, Deadline
 from ..trees.graph.automorphism import like_roots
 from ..trees.packing import extra_methods, methods, pack
@@ -114,7 +114,7 @@ def all_packings(
             continue
         if packing.scheme not in found or found[packing.scheme].rate < packing.rate:  # two methods may be of one scheme
             found[packing.scheme] = packing
-    if "shallow" in extra and found and TIERS not in found and not deadline.late():
+    if "shallow" in extra and found and not deadline.late():
         found |= {p.scheme: p for p in _shallower(topology, collective, root, list(found.values()), deadline)}
     return list(found.values()), passed
 
@@ -122,8 +122,11 @@ def all_packings(
 def _shallower(
     topology: Topology, collective: Collective, root: int, there: Sequence[Packing], deadline: Deadline
 ) -> list[Packing]:
-    """Packings of shallower trees than those there are, for short vectors; none that another one beats."""
-    from ..trees.problem import MethodOptions
+    """Packings of shallower trees than those there are, for short vectors; none that another one beats.
+
+    Of many ranks there is one, of which the messages arrive soonest, and depth does not say which of two is better.
+    """
+    from ..trees.problem import MANY_RANKS, MethodOptions
 
     found: list[Packing] = []
     fastest = max(p.rate for p in there)
@@ -135,7 +138,8 @@ def _shallower(
             packing = pack(topology, collective, root=root, method="shallow", options=options, deadline=deadline)
         except NoPackingError:  # too many trees of so many hops to choose from: deeper ones have a method of their own
             break
-        if not any(p.depth <= packing.depth and p.rate >= packing.rate for p in (*there, *found)):
+        deeper = any(p.depth <= packing.depth and p.rate >= packing.rate for p in (*there, *found))
+        if topology.n > MANY_RANKS or not deeper:
             found.append(packing)
         limit = (limit or packing.depth) + 1
         if limit >= enough or packing.rate >= fastest:

@@ -110,12 +110,17 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
             todo.extend(fresh)
         return seen
 
-    def hops_from(self, start: int) -> dict[int, Path]:
-        """The shortest path from rank ``start`` to every rank that it reaches through switches alone."""
+    def hops_from(self, start: int, neighbours: Mapping[int, Iterable[int]] | None = None) -> dict[int, Path]:
+        """The shortest path from rank ``start`` to every rank that it reaches through switches alone.
+
+        Args:
+            neighbours: this graph's, in an order by which to choose among paths of one length.
+        """
+        near = self.neighbours if neighbours is None else neighbours
         paths: dict[int, Path] = {start: (start,)}
         queue = [start]
         for u in queue:
-            for v in self.neighbours[u]:
+            for v in near[u]:
                 if v not in paths:
                     paths[v] = (*paths[u], v)
                     if v >= self.n:

@@ -22,12 +22,14 @@ from ..graph.fabric import Kept
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import Capacities, SpanningTree
 from ..graph.shallow_arborescence import can_search
-from ..problem import BACKWARDS, OUT_OF_TIME, Problem, Solution
+from ..problem import BACKWARDS, MANY_RANKS, OUT_OF_TIME, Problem, Solution
 from ..tree import PER_RANK, ROOTED, Certificate, Tree
 from . import chains
+from .soonest import soonest
 
 MOST_TREES, LISTED_RANKS = 4_000, 12  # that the linear program chooses from; beyond so many ranks they are not listed
 MOST_RANKS = 32  # with a tree from each rank; beyond, plans would grow by more than they gain
+MOST_SOON = 512  # ranks of a plan with the tree whose messages arrive soonest: finding it takes a second there
 FROM_EACH = (*sorted(PER_RANK), "alltoall")
 SPANNING = frozenset({"broadcast", "reduce"})
 LOSS = Fraction(1, 20)  # of the rate, for fewer trees
@@ -51,6 +53,8 @@ def plan(problem: Problem) -> Solution | str:
 
 
 def _plan(problem: Problem) -> Solution | str:
+    if problem.options.quick and problem.n > MANY_RANKS:
+        return _soonest(problem)
     least = least_depth(problem)
     depth = problem.options.max_depth or least
     if depth < least:
@@ -74,6 +78,15 @@ def _plan(problem: Problem) -> Solution | str:
     star = _least_trees(problem)
     trees, rate = scaled(star, link_loads(problem.collective, star), problem.fabric.arcs)
     return Solution(trees, rate, f"trees of {least} hops, the least depth", scheme=_scheme_of(least))
+
+
+def _soonest(problem: Problem) -> Solution | str:
+    """For plans of large machines, where the least depth may be one of a star, whose root has all to do."""
+    if problem.options.max_depth is not None or problem.n > MOST_SOON:
+        return f"plans have one such tree beyond {MANY_RANKS} ranks, and none beyond {MOST_SOON}"
+    tree = soonest(problem.oriented, max(problem.root, 0))
+    trees, rate = scaled([tree], link_loads(problem.collective, [tree]), problem.fabric.arcs)
+    return Solution(trees, rate, "the tree whose messages arrive soonest", scheme=_scheme_of(tree.depth))
 
 
 def best(problem: Problem, depth: int) -> tuple[Solution, Certificate | None] | None:

@@ -35,9 +35,9 @@ BEST = Fraction(1_200_000, 7)  # MB/s: all links of a DGX-1V, 7 of 8 blocks
 def hops_to(parent: list[int], v: int) -> int:
     """Give the hops from the root to a vertex, many where no root is found."""
     count = 0
-    while parent[v] != v and count <= len(parent):
+    while parent[v] != v and count < len(parent):
         v, count = parent[v], count + 1
-    return count
+    return count if parent[v] == v else FAR
 
 
 @settings(max_examples=80, deadline=None)
