@@ -138,8 +138,8 @@ def _shallower(
             packing = pack(topology, collective, root=root, method="shallow", options=options, deadline=deadline)
         except NoPackingError:  # too many trees of so many hops to choose from: deeper ones have a method of their own
             break
-        deeper = any(p.depth <= packing.depth and p.rate >= packing.rate for p in (*there, *found))
-        if topology.n > MANY_RANKS or not deeper:
+        beaten = any(p.depth <= packing.depth and p.rate >= packing.rate for p in (*there, *found))
+        if topology.n > MANY_RANKS or not beaten:
             found.append(packing)
         limit = (limit or packing.depth) + 1
         if limit >= enough or packing.rate >= fastest:

@@ -27,6 +27,10 @@ def soonest(f: Fabric, root: int) -> Tree:
     free = {root: 0}  # when a rank that was reached may send again
     coming: list[tuple[int, int, int]] = []  # when a message would arrive, its sender, its target
 
+    def needs(v: int, *, far: bool, anywhere: bool) -> bool:
+        """Whether to send to rank ``v``; from another node (``far``) once for a node, or ``anywhere`` needed."""
+        return v in left and (not far or anywhere or homes[v] not in nodes)
+
     def prepare(u: int, *, anywhere: bool) -> None:
         """Find the next rank that ``u`` would send to."""
         if u not in targets:
@@ -35,18 +39,18 @@ def soonest(f: Fabric, root: int) -> Tree:
             targets[u] = iter([(u + distance) % f.n for *_, distance in order])
         for v in targets[u]:
             far = homes[v] != homes[u]
-            if v in left and (not far or anywhere or homes[v] not in nodes):
+            if needs(v, far=far, anywhere=anywhere):
                 heapq.heappush(coming, (free[u] + ARRIVES[far], u, v))
                 return
 
-    for anywhere in (False, True):  # then also to ranks that no other one of their node reaches
+    for anywhere in (False, True):  # the second time also to ranks that no other one of their node reaches
         targets.clear()
         for u in list(free):
             prepare(u, anywhere=anywhere)
         while coming:
             when, u, v = heapq.heappop(coming)
             far = homes[v] != homes[u]
-            if v in left and (not far or anywhere or homes[v] not in nodes):
+            if needs(v, far=far, anywhere=anywhere):
                 edges.append(Edge(u, v, paths[u][v]))
                 left.remove(v)
                 nodes.add(homes[v])

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from blinkmpi.planning import by_size
 from blinkmpi.planning.by_size import SIZES, contenders, fastest
 from blinkmpi.planning.defaults import link_slots, rule_of
 from blinkmpi.planning.memory_rows import by_slots
@@ -68,6 +69,17 @@ def test_only_packings_that_may_win_compete() -> None:
 def test_where_time_is_over_the_highest_rate_serves_all_sizes() -> None:
     packings, _ = all_packings(DGX, "broadcast", 0)
     (only,) = fastest(packings, DGX, link_slots, LINK_SLOTS, NEVER.within(0))
+    assert (only.min_bytes, only.scheme, only.chunk_bytes, only.depth) == (0, "hybrid", *LINK_SLOTS)
+
+
+def test_where_the_highest_rate_is_too_large_to_be_estimated_it_serves_all_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packings, _ = all_packings(DGX, "broadcast", 0)
+    edges = {p.scheme: sum(len(tree.edges) for tree in p.trees) for p in packings}
+    monkeypatch.setattr(by_size, "MOST_EDGES", edges["hybrid"] - 1)
+    assert min(edges.values()) < edges["hybrid"], "a smaller one could be estimated"
+    (only,) = fastest(packings, DGX, link_slots, LINK_SLOTS)
     assert (only.min_bytes, only.scheme, only.chunk_bytes, only.depth) == (0, "hybrid", *LINK_SLOTS)
 
 
